@@ -65,7 +65,7 @@ pub use identity::Identity;
 pub use node::NodeGrantMode;
 pub use own::OwnRights;
 pub use passed_on::ProxyReview;
-pub use request::{AccessAttributes, ReviewSelectors};
+pub use request::{AccessAttributes, AccessTarget, ReviewSelectors};
 pub use token_attribute::CREDENTIAL_ID;
 pub use verdict::{Decision, ReviewedAccess};
 pub use verdict_form::{ReviewType, VERDICT_MEDIA_TYPE, VerdictAge, wanted_verdict};

@@ -23,7 +23,7 @@ use super::error::ReviewError;
 use super::identity::Identity;
 use super::metrics;
 use super::node::{NODES, NodeRights};
-use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
+use super::request::{AccessRequest, AccessTarget};
 use super::review_queues::ReviewQueues;
 use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict, max_renewed_age};
 use super::verdict_form::{self, VerdictAge};
@@ -120,37 +120,8 @@ impl Authorizer {
         &self.nodes
     }
 
-    /// Asks whether `identity` may do this read.
+    /// Asks whether `identity` may have this access.
     pub async fn authorize(
-        self: &Arc<Self>,
-        identity: &Arc<Identity>,
-        attributes: &AccessAttributes,
-    ) -> Result<ReviewedAccess, Arc<ReviewError>> {
-        self.decide(identity, AccessTarget::Resource(attributes.clone()))
-            .await
-    }
-
-    /// Asks whether `identity` may do something whose verb is none of a read's.
-    pub(super) async fn authorize_verb(
-        self: &Arc<Self>,
-        identity: &Arc<Identity>,
-        verb: Arc<str>,
-        on: VerbTarget,
-    ) -> Result<ReviewedAccess, Arc<ReviewError>> {
-        self.decide(identity, AccessTarget::Verb { verb, on }).await
-    }
-
-    /// Asks whether `identity` may get a path that belongs to no resource.
-    pub async fn authorize_path(
-        self: &Arc<Self>,
-        identity: &Arc<Identity>,
-        path: &str,
-    ) -> Result<ReviewedAccess, Arc<ReviewError>> {
-        self.decide(identity, AccessTarget::Path(path.to_owned()))
-            .await
-    }
-
-    async fn decide(
         self: &Arc<Self>,
         identity: &Arc<Identity>,
         target: AccessTarget,

@@ -15,14 +15,14 @@ use moka::sync::Cache;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
-use watershed_protocol::ResourceRequest;
+use watershed_protocol::{ResourceRequest, Verb};
 
 use super::authenticate::Authenticator;
 use super::authorize::Authorizer;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::own::rules_review;
-use super::request::{AccessRequest, VerbTarget};
+use super::request::{AccessRequest, AccessTarget};
 use super::review::{token_review, user_info};
 use super::verdict::ReviewedAccess;
 use super::verdict_form::{ReviewType, RulesStatus, VerdictAge, VerdictForm};
@@ -186,9 +186,8 @@ impl ReviewingProxies {
             name: None,
             subresource: None,
         };
-        let target = VerbTarget::from(reviews);
-        let reviewed = authorizer.authorize_verb(proxy, "create".into(), target);
-        let reviewed = reviewed.await?;
+        let target = AccessTarget::new(Verb::Create.as_str(), reviews);
+        let reviewed = authorizer.authorize(proxy, target).await?;
         if reviewed.verdict.is_granted_by_rbac() {
             return Ok(Some(reviewed));
         }

@@ -1,6 +1,7 @@
 //! Access requests: an identity, and the access that it wants.
 pub(super) mod selectors;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ pub use selectors::ReviewSelectors;
 
 /// Bytes that a further attribute of an identity takes without its text.
 const EXTRA_BYTES: usize = size_of::<(String, Vec<String>)>();
+/// The verbs of reads.
+const READS: [Verb; 3] = [Verb::Get, Verb::List, Verb::Watch];
 
 /// The attributes of a read that upstream's authorizers consider.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,9 +30,13 @@ pub struct AccessAttributes {
 }
 
 impl AccessAttributes {
-    /// Returns the bytes that the caller's choices take.
-    fn size(&self) -> usize {
-        self.selectors.size() + size_of_named(&self.resource)
+    /// Returns the access that an authorizer is asked about.
+    pub fn target(&self) -> AccessTarget {
+        let on = VerbTarget::Resource {
+            resource: self.resource.clone(),
+            selectors: self.selectors.clone(),
+        };
+        AccessTarget::new(self.verb.as_str(), on)
     }
 
     /// Returns the attributes in the form of a review.
@@ -66,86 +73,28 @@ impl AccessRequest {
     /// the user, if this one is for some of them; otherwise for the same by any token. Whoever is granted
     /// that is granted this.
     pub(super) fn widened(&self) -> Option<Self> {
-        let attributes = match &self.target {
-            AccessTarget::Resource(attributes) => attributes,
-            AccessTarget::Verb { verb, on } => {
-                return self.for_any_token(|| (Arc::clone(verb), on.clone()));
-            }
-            AccessTarget::Path(path) => {
-                let get = Verb::Get.as_str();
-                return self.for_any_token(|| (get.into(), VerbTarget::Path(path.clone())));
-            }
-            AccessTarget::AllObjects(_) | AccessTarget::AnyToken { .. } => return None,
-        };
-        let AccessAttributes {
-            verb,
-            resource,
-            selectors,
-        } = attributes;
-        if resource.subresource.is_some() {
-            return None;
-        }
-        let whole = ResourceRequest {
-            name: None,
-            ..resource.clone()
-        };
-        if resource.name.is_none() && selectors.is_empty() {
-            // Without a name: a rule whose only name is empty grants nameless requests alone.
-            return self.for_any_token(|| {
-                let on = VerbTarget::Resource {
-                    resource: whole,
-                    selectors: ReviewSelectors::default(),
-                };
-                (verb.as_str().into(), on)
-            });
-        }
+        let target = self.target.widened(self.identity.has_token_attributes())?;
         Some(Self {
             identity: Identity::of_any_token(&self.identity),
-            target: AccessTarget::AllObjects(AccessAttributes {
-                verb: *verb,
-                resource: whole,
-                selectors: ReviewSelectors::default(),
-            }),
-        })
-    }
-
-    /// Returns the request for the same by any token of the user, if this one is told from others by its
-    /// token.
-    fn for_any_token(&self, target: impl FnOnce() -> (Arc<str>, VerbTarget)) -> Option<Self> {
-        self.identity.has_token_attributes().then(|| {
-            let (verb, on) = target();
-            Self {
-                identity: Identity::of_any_token(&self.identity),
-                target: AccessTarget::AnyToken { verb, on },
-            }
+            target,
         })
     }
 
     /// Returns `true` if this stands for all names, selections or tokens.
     pub(super) fn is_wide(&self) -> bool {
-        let target = &self.target;
-        matches!(
-            target,
-            AccessTarget::AllObjects(_) | AccessTarget::AnyToken { .. }
-        )
+        self.target.width != TargetWidth::Exact
     }
 
     /// Returns `true` if this stands for others of which only the tokens differ.
     pub(super) fn is_for_any_token(&self) -> bool {
-        matches!(self.target, AccessTarget::AnyToken { .. })
+        self.target.width == TargetWidth::AnyToken
     }
 
     /// Returns the namespace that RBAC considers.
     pub(super) fn namespace(&self) -> Option<&str> {
-        match &self.target {
-            AccessTarget::Resource(attributes) | AccessTarget::AllObjects(attributes) => {
-                attributes.resource.namespace.as_deref()
-            }
-            AccessTarget::Verb { on, .. } | AccessTarget::AnyToken { on, .. } => match on {
-                VerbTarget::Resource { resource, .. } => resource.namespace.as_deref(),
-                VerbTarget::Path(_) => None,
-            },
-            AccessTarget::Path(_) => None,
+        match &self.target.on {
+            VerbTarget::Resource { resource, .. } => resource.namespace.as_deref(),
+            VerbTarget::Path(_) => None,
         }
     }
 
@@ -180,36 +129,26 @@ impl AccessRequest {
             extra: Some(extra.iter().cloned().collect::<BTreeMap<_, _>>()),
             ..SubjectAccessReviewSpec::default()
         };
-        match &self.target {
-            AccessTarget::Resource(attributes) => SubjectAccessReviewSpec {
-                resource_attributes: Some(attributes.for_review()),
-                ..spec
-            },
-            AccessTarget::AllObjects(attributes) => SubjectAccessReviewSpec {
-                resource_attributes: Some(ResourceAttributes {
-                    name: Some(unknowable_name()),
-                    ..attributes.for_review()
+        let AccessTarget { verb, on, width } = &self.target;
+        match on {
+            VerbTarget::Resource {
+                resource,
+                selectors,
+            } => {
+                let mut attributes = attributes_of(verb, resource, selectors);
+                if *width == TargetWidth::AnyName {
+                    attributes.name = Some(unknowable_name());
+                }
+                SubjectAccessReviewSpec {
+                    resource_attributes: Some(attributes),
+                    ..spec
+                }
+            }
+            VerbTarget::Path(path) => SubjectAccessReviewSpec {
+                non_resource_attributes: Some(NonResourceAttributes {
+                    verb: Some(verb.to_string()),
+                    path: Some(path.clone()),
                 }),
-                ..spec
-            },
-            AccessTarget::Verb { verb, on } | AccessTarget::AnyToken { verb, on } => match on {
-                VerbTarget::Resource {
-                    resource,
-                    selectors,
-                } => SubjectAccessReviewSpec {
-                    resource_attributes: Some(attributes_of(verb, resource, selectors)),
-                    ..spec
-                },
-                VerbTarget::Path(path) => SubjectAccessReviewSpec {
-                    non_resource_attributes: Some(NonResourceAttributes {
-                        verb: Some(verb.to_string()),
-                        ..path_attributes(path)
-                    }),
-                    ..spec
-                },
-            },
-            AccessTarget::Path(path) => SubjectAccessReviewSpec {
-                non_resource_attributes: Some(path_attributes(path)),
                 ..spec
             },
         }
@@ -229,58 +168,47 @@ impl AccessRequest {
             groups: groups.iter().map(|&group| group.to_owned()).collect(),
             extra: Vec::new(),
         };
-        let target = AccessTarget::Resource(AccessAttributes {
-            verb: Verb::List,
-            resource,
-            selectors: ReviewSelectors::default(),
-        });
         Self {
             identity: Arc::new(identity),
-            target,
+            target: AccessTarget::new(Verb::List.as_str(), resource),
         }
     }
 }
 
 /// The access that a caller wants.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum AccessTarget {
-    /// To read objects.
-    Resource(AccessAttributes),
-    /// To read any objects of a type in a namespace, by whatever name or selector.
-    AllObjects(AccessAttributes),
-    /// To do something whose verb is none of a read's.
-    Verb {
-        /// The verb, such as `impersonate`.
-        verb: Arc<str>,
-        /// The subject of the verb.
-        on: VerbTarget,
-    },
-    /// To do this, or to get a path, by whatever token of the user. It is not the request of a user without a
-    /// token: only where no authorizer tells tokens apart does its grant count for them.
-    AnyToken {
-        /// The verb.
-        verb: Arc<str>,
-        /// The subject of the verb.
-        on: VerbTarget,
-    },
-    /// To get a path that belongs to no resource.
-    Path(String),
+pub struct AccessTarget {
+    /// The verb, such as `list` or `impersonate`.
+    pub(super) verb: Cow<'static, str>,
+    /// The subject of the verb.
+    pub(super) on: VerbTarget,
+    /// The names and tokens that it is wanted for.
+    width: TargetWidth,
 }
 
 impl AccessTarget {
+    /// Returns exactly this access.
+    pub(super) fn new(verb: impl Into<Cow<'static, str>>, on: impl Into<VerbTarget>) -> Self {
+        Self {
+            verb: verb.into(),
+            on: on.into(),
+            width: TargetWidth::Exact,
+        }
+    }
+
+    /// Returns a GET of a path that belongs to no resource.
+    pub fn get_of_path(path: &str) -> Self {
+        Self::new(Verb::Get.as_str(), VerbTarget::Path(path.to_owned()))
+    }
+
     /// Returns what a review asks about, as far as it can be told here.
     fn of_review(review: &SubjectAccessReviewSpec) -> Option<Self> {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         if let Some(path) = &review.non_resource_attributes {
-            let (verb, path) = (text(&path.verb), text(&path.path));
-            return Some(if verb == Verb::Get.as_str() {
-                Self::Path(path)
-            } else {
-                Self::Verb {
-                    verb: verb.into(),
-                    on: VerbTarget::Path(path),
-                }
-            });
+            return Some(Self::new(
+                text(&path.verb),
+                VerbTarget::Path(text(&path.path)),
+            ));
         }
         let attributes = review.resource_attributes.as_ref()?;
         let named = [&attributes.group, &attributes.version, &attributes.resource];
@@ -292,32 +220,83 @@ impl AccessTarget {
             subresource: attributes.subresource.clone(),
         };
         let selectors = ReviewSelectors::of_review(attributes)?;
-        let verb = text(&attributes.verb);
-        let read = [Verb::Get, Verb::List, Verb::Watch];
-        Some(match read.into_iter().find(|read| read.as_str() == verb) {
-            Some(verb) => Self::Resource(AccessAttributes {
-                verb,
-                resource,
-                selectors,
-            }),
-            None => Self::Verb {
-                verb: verb.into(),
-                on: VerbTarget::Resource {
-                    resource,
-                    selectors,
-                },
-            },
+        let on = VerbTarget::Resource {
+            resource,
+            selectors,
+        };
+        Some(Self::new(text(&attributes.verb), on))
+    }
+
+    /// Returns the parts of a read of a resource, unless this stands for others.
+    pub(super) fn exact_read(&self) -> Option<ExactRead<'_>> {
+        let VerbTarget::Resource {
+            resource,
+            selectors,
+        } = &self.on
+        else {
+            return None;
+        };
+        let verb = READS.into_iter().find(|read| read.as_str() == self.verb)?;
+        (self.width == TargetWidth::Exact).then_some(ExactRead {
+            verb,
+            resource,
+            selectors,
+        })
+    }
+
+    /// Returns the target of [`AccessRequest::widened`].
+    fn widened(&self, has_token_attributes: bool) -> Option<Self> {
+        if self.width != TargetWidth::Exact {
+            return None;
+        }
+        if let Some(read) = self.exact_read() {
+            if read.resource.subresource.is_some() {
+                return None;
+            }
+            if read.resource.name.is_some() || !read.selectors.is_empty() {
+                let whole = ResourceRequest {
+                    name: None,
+                    ..read.resource.clone()
+                };
+                return Some(Self {
+                    width: TargetWidth::AnyName,
+                    ..Self::new(read.verb.as_str(), whole)
+                });
+            }
+        }
+        // A read that gets here has no name, and its review has none either: a rule whose only name is empty
+        // grants nameless requests alone.
+        has_token_attributes.then(|| Self {
+            width: TargetWidth::AnyToken,
+            ..self.clone()
         })
     }
 
     /// Returns the bytes of text that the caller chose.
     pub(super) fn size(&self) -> usize {
-        match self {
-            Self::Resource(attributes) | Self::AllObjects(attributes) => attributes.size(),
-            Self::Verb { verb, on } | Self::AnyToken { verb, on } => verb.len() + on.size(),
-            Self::Path(path) => path.len(),
-        }
+        self.verb.len() + self.on.size()
     }
+}
+
+/// The parts of a read of a resource.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExactRead<'a> {
+    /// Get, list or watch.
+    pub(super) verb: Verb,
+    pub(super) resource: &'a ResourceRequest,
+    pub(super) selectors: &'a ReviewSelectors,
+}
+
+/// The names and tokens that an access is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum TargetWidth {
+    /// Just these.
+    Exact,
+    /// Any objects of a type in a namespace, by whatever name, selector or token. Only reads have it.
+    AnyName,
+    /// Just these names, by whatever token of the user. It is not the request of a user without a token:
+    /// only where no authorizer tells tokens apart does its grant count for them.
+    AnyToken,
 }
 
 /// The subject of any verb.
@@ -441,35 +420,25 @@ mod tests {
             groups: vec!["system:authenticated".to_owned()],
             extra: vec![("key".to_owned(), vec!["value".to_owned()])],
         });
-        let AccessTarget::Resource(attributes) = read.target.clone() else {
-            unreachable!();
-        };
+        let pods = read.target.exact_read().unwrap().resource;
         let labels = LabelSelector::parse("a=b,c in (d,e),f,!g,h!=i").unwrap();
         let fields = FieldSelector::parse("spec.nodeName=east,metadata.name!=web").unwrap();
         let resource = ResourceRequest {
             name: Some("web".to_owned()),
             subresource: Some("log".to_owned()),
-            ..attributes.resource.clone()
+            ..pods.clone()
         };
-        let named = VerbTarget::from(resource.clone());
-        let verb = |verb: &str, on| AccessTarget::Verb {
-            verb: verb.into(),
-            on,
+        let watch = AccessAttributes {
+            verb: Verb::Watch,
+            resource: pods.clone(),
+            selectors: ReviewSelectors::new(&labels, &fields),
         };
         let targets = [
-            AccessTarget::Resource(AccessAttributes {
-                verb: Verb::Watch,
-                selectors: ReviewSelectors::new(&labels, &fields),
-                ..attributes
-            }),
-            AccessTarget::Resource(AccessAttributes {
-                verb: Verb::Get,
-                resource,
-                selectors: ReviewSelectors::default(),
-            }),
-            verb("impersonate", named),
-            verb("post", VerbTarget::Path("/metrics".to_owned())),
-            AccessTarget::Path("/healthz".to_owned()),
+            watch.target(),
+            AccessTarget::new("get", resource.clone()),
+            AccessTarget::new("impersonate", resource),
+            AccessTarget::new("post", VerbTarget::Path("/metrics".to_owned())),
+            AccessTarget::get_of_path("/healthz"),
         ];
         for target in targets.into_iter().chain([read.target.clone()]) {
             let request = AccessRequest {
@@ -479,6 +448,74 @@ mod tests {
             let review = serde_json::to_string(&request.for_review()).unwrap();
             let review = serde_json::from_str(&review).unwrap();
             assert_eq!(AccessRequest::of_review(&review), Some(request));
+        }
+    }
+
+    #[test]
+    fn only_reads_of_whole_objects_stand_for_all_names_and_all_else_for_all_tokens() {
+        let pods = AccessRequest::example("web", &[], Some("here"));
+        let pods = pods.target.exact_read().unwrap().resource.clone();
+        let named = ResourceRequest {
+            name: Some("web".to_owned()),
+            ..pods.clone()
+        };
+        let log = ResourceRequest {
+            subresource: Some("log".to_owned()),
+            ..named.clone()
+        };
+        let labels = LabelSelector::parse("a=b").unwrap();
+        let selected = |resource: &ResourceRequest| VerbTarget::Resource {
+            resource: resource.clone(),
+            selectors: ReviewSelectors::new(&labels, &FieldSelector::default()),
+        };
+        let path = || VerbTarget::Path("/metrics".to_owned());
+        let key = "authentication.kubernetes.io/pod-name".to_owned();
+        let user = AccessRequest::example("web", &[], None).identity;
+        let token = Arc::new(Identity {
+            extra: vec![(key, vec!["web-1".to_owned()])],
+            ..Identity::clone(&user)
+        });
+        let (any_name, any_token) = (TargetWidth::AnyName, TargetWidth::AnyToken);
+        for (verb, on, with_token, without) in [
+            ("get", named.clone().into(), Some(any_name), Some(any_name)),
+            ("list", named.clone().into(), Some(any_name), Some(any_name)),
+            ("watch", selected(&pods), Some(any_name), Some(any_name)),
+            ("list", selected(&named), Some(any_name), Some(any_name)),
+            ("list", pods.clone().into(), Some(any_token), None),
+            ("get", log.clone().into(), None, None),
+            ("create", log.into(), Some(any_token), None),
+            ("impersonate", named.into(), Some(any_token), None),
+            ("deletecollection", selected(&pods), Some(any_token), None),
+            ("get", path(), Some(any_token), None),
+            ("post", path(), Some(any_token), None),
+        ] {
+            let target = AccessTarget::new(verb, on);
+            for (identity, expected) in [(&token, with_token), (&user, without)] {
+                let request = AccessRequest {
+                    identity: Arc::clone(identity),
+                    target: target.clone(),
+                };
+                let wide = request.widened();
+                let width = wide.as_ref().map(|wide| wide.target.width);
+                assert_eq!(width, expected, "{request:?}");
+                let Some(wide) = wide else {
+                    continue;
+                };
+                assert_eq!(wide.identity, user);
+                assert_eq!((wide.is_wide(), wide.widened()), (true, None));
+                assert_eq!(wide.is_for_any_token(), width == Some(any_token));
+                assert!(wide.target.exact_read().is_none());
+                let all = AccessTarget::new(verb, pods.clone());
+                let exact = if width == Some(any_name) {
+                    &all
+                } else {
+                    &target
+                };
+                assert_eq!(
+                    (&wide.target.verb, &wide.target.on),
+                    (&exact.verb, &exact.on)
+                );
+            }
         }
     }
 

@@ -11,8 +11,8 @@ use super::plan::{CheckpointPlan, ReadPlan};
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
 use crate::access::{
-    AccessAttributes, Authenticated, Decision, Identity, Rejection, ReviewError, ReviewType,
-    ReviewedAccess,
+    AccessAttributes, AccessTarget, Authenticated, Decision, Identity, Rejection, ReviewError,
+    ReviewType, ReviewedAccess,
 };
 use crate::audit;
 use crate::log_throttle::LogThrottle;
@@ -37,7 +37,7 @@ pub(super) async fn authorize_read(
         Authenticated::Unknown => return Err(ForwardReason::Identity.into()),
     };
     let authorizer = &exchange.access.authorizer;
-    let review = authorizer.authorize(&identity, &read.attributes);
+    let review = authorizer.authorize(&identity, read.attributes.target());
     let reviewed = reviewed(exchange, &identity, review).await?;
     match reviewed.decision() {
         Decision::Allowed(_) => Ok(reviewed),
@@ -64,7 +64,7 @@ pub(super) async fn authorize_checkpoint(
     checkpoint: &CheckpointPlan,
 ) -> Result<(), Unanswered> {
     let authorizer = &exchange.access.authorizer;
-    let review = authorizer.authorize(identity, &checkpoint.attributes);
+    let review = authorizer.authorize(identity, checkpoint.attributes.target());
     let reviewed = reviewed(exchange, identity, review).await?;
     expect_allowed(&reviewed, ForwardReason::Representation)
 }
@@ -101,7 +101,8 @@ pub(super) async fn authorize_document(
 ) -> Result<(), Unanswered> {
     let identity = identify_known(exchange).await?;
     let authorizer = &exchange.access.authorizer;
-    let review = authorizer.authorize_path(&identity, &document.path);
+    let target = AccessTarget::get_of_path(&document.path);
+    let review = authorizer.authorize(&identity, target);
     let reviewed = reviewed(exchange, &identity, review).await?;
     expect_allowed(&reviewed, ForwardReason::NotAResource)
 }

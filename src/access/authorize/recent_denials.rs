@@ -12,7 +12,7 @@ use moka::sync::Cache;
 use parking_lot::Mutex;
 use watershed_protocol::Verb;
 
-use crate::access::request::{AccessRequest, AccessTarget};
+use crate::access::request::AccessRequest;
 
 /// Denials after which further reads are forwarded.
 const SEVERAL: u32 = 2;
@@ -84,14 +84,11 @@ impl RecentDenials {
     /// Returns the hashes of a request's kind and of its target; `None` if it is no get and no list. A
     /// watch that is forwarded may last for long.
     fn hashes(&self, request: &AccessRequest) -> Option<(u64, u64)> {
-        let AccessTarget::Resource(attributes) = &request.target else {
-            return None;
-        };
-        let verb = attributes.verb;
-        if !matches!(verb, Verb::Get | Verb::List) {
+        let read = request.target.exact_read()?;
+        if !matches!(read.verb, Verb::Get | Verb::List) {
             return None;
         }
-        let kind = (&request.identity.user, verb, &attributes.resource.gvr);
+        let kind = (&request.identity.user, read.verb, &read.resource.gvr);
         Some((
             self.hasher.hash_one(kind),
             self.hasher.hash_one(&request.target),
@@ -133,9 +130,7 @@ mod tests {
         assert!(!denials.sends_on(&list("a", "three")), "it comes again");
         assert!(!denials.sends_on(&list("b", "three")), "another user");
         let mut watch = list("a", "four");
-        if let AccessTarget::Resource(attributes) = &mut watch.target {
-            attributes.verb = Verb::Watch;
-        }
+        watch.target.verb = Verb::Watch.as_str().into();
         assert!(!denials.sends_on(&watch));
     }
 

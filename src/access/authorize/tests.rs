@@ -11,6 +11,7 @@ use super::*;
 use crate::access::changes::rbac::{Affected, RbacKind, RequestReach};
 use crate::access::changes::settling::PASSED_ON_AGE;
 use crate::access::node::NodeGrantMode;
+use crate::access::request::VerbTarget;
 use crate::body::Body;
 use crate::test_support::{self, Api, HTTP2, Pki, eventually, text, typed, upstream_of};
 
@@ -20,9 +21,9 @@ const HOUR: Duration = Duration::from_hours(1);
 fn secret_of(node: &str) -> AccessRequest {
     let user = format!("system:node:{node}");
     let mut request = AccessRequest::example(&user, &[NODES], Some("here"));
-    if let AccessTarget::Resource(attributes) = &mut request.target {
-        attributes.resource.gvr = GroupVersionResource::new("", "v1", "secrets");
-        attributes.resource.name = Some("key".to_owned());
+    if let VerbTarget::Resource { resource, .. } = &mut request.target.on {
+        resource.gvr = GroupVersionResource::new("", "v1", "secrets");
+        resource.name = Some("key".to_owned());
     }
     request
 }
@@ -227,10 +228,10 @@ async fn a_review_for_a_proxy_that_fails_ends_no_verdict() {
     let authorizer = authorizer_of(&pki, &api).await;
     follow_rbac(&authorizer);
     let request = AccessRequest::example("ann", &[], Some("here"));
-    let AccessTarget::Resource(attributes) = &request.target else {
-        unreachable!();
+    let used_here = async || {
+        let target = request.target.clone();
+        authorizer.authorize(&request.identity, target).await
     };
-    let used_here = async || authorizer.authorize(&request.identity, attributes).await;
     assert!(used_here().await.unwrap().is_allowed());
     fails.store(true, Ordering::SeqCst);
     let request = Arc::new(request.clone());
@@ -257,9 +258,9 @@ async fn a_grant_without_a_token_counts_for_no_token_where_webhooks_judge() {
     follow_rbac(&authorizer);
     let plain = AccessRequest::example("web", &[], None).identity;
     let of_pod = with_token(&plain, "web-1");
-    let path = || VerbTarget::Path("/metrics".to_owned());
+    let post = || AccessTarget::new("post", VerbTarget::Path("/metrics".to_owned()));
     let may = async |identity: &Arc<Identity>| {
-        let reviewed = authorizer.authorize_verb(identity, "post".into(), path());
+        let reviewed = authorizer.authorize(identity, post());
         reviewed.await.unwrap().is_allowed()
     };
     assert!(may(&plain).await);
@@ -301,7 +302,8 @@ async fn the_right_to_a_path_is_reviewed_for_all_tokens_of_a_user() {
     follow_rbac(&authorizer);
     let web = AccessRequest::example("web", &[], None).identity;
     let reviews = async |user: &Arc<Identity>, path: &str| {
-        let may = authorizer.authorize_path(user, path).await;
+        let target = AccessTarget::get_of_path(path);
+        let may = authorizer.authorize(user, target).await;
         assert!(may.unwrap().is_allowed());
         asked.load(Ordering::SeqCst)
     };
@@ -327,8 +329,8 @@ fn list_of_pod(number: usize) -> Arc<AccessRequest> {
 /// Returns a user's right to list the pods of a name, which many ask about.
 fn list_of_name(number: usize) -> AccessRequest {
     let mut request = AccessRequest::example("web", &[], None);
-    if let AccessTarget::Resource(attributes) = &mut request.target {
-        attributes.resource.name = Some(format!("web-{number}"));
+    if let VerbTarget::Resource { resource, .. } = &mut request.target.on {
+        resource.name = Some(format!("web-{number}"));
     }
     request
 }
@@ -422,7 +424,8 @@ async fn a_denial_of_a_path_takes_one_review_whatever_the_token() {
     let before = asked.load(Ordering::SeqCst);
     for number in 0..3 {
         let token = with_token(&web, &format!("web-{number}"));
-        let may = authorizer.authorize_path(&token, "/metrics").await;
+        let target = AccessTarget::get_of_path("/metrics");
+        let may = authorizer.authorize(&token, target).await;
         assert!(!may.unwrap().is_allowed());
     }
     assert_eq!(asked.load(Ordering::SeqCst), before + 1);
@@ -436,10 +439,10 @@ async fn what_a_proxy_asks_is_reviewed_for_all_tokens_at_once() {
     let authorizer = authorizer_of(&pki, &api).await;
     follow_rbac(&authorizer);
     let mut request = AccessRequest::example("web", &[], None);
-    let AccessTarget::Resource(attributes) = &mut request.target else {
+    let VerbTarget::Resource { resource, .. } = &mut request.target.on else {
         unreachable!();
     };
-    attributes.resource.name = Some("east".to_owned());
+    resource.name = Some("east".to_owned());
     request.identity = with_token(&request.identity, "web-1");
     let request = Arc::new(request);
     let decided = authorizer.decide_for_proxy(&request, VerdictAge::New);
@@ -494,7 +497,8 @@ async fn old_grants_are_not_wanted_where_they_would_outlive_their_time_or_a_chan
     .await;
     let ann = AccessRequest::example("ann", &[], Some("here")).identity;
     let wanted_by = async |authorizer: &Arc<Authorizer>, path: &str| {
-        let reviewed = authorizer.authorize_path(&ann, path).await.unwrap();
+        let target = AccessTarget::get_of_path(path);
+        let reviewed = authorizer.authorize(&ann, target).await.unwrap();
         assert!(reviewed.is_allowed());
         wanted.lock().pop().flatten().unwrap()
     };

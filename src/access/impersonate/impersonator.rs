@@ -18,7 +18,7 @@ use crate::access::authorize::Authorizer;
 use crate::access::caller::Rejection;
 use crate::access::error::ReviewError;
 use crate::access::identity::Identity;
-use crate::access::request::{ReviewSelectors, VerbTarget};
+use crate::access::request::{AccessTarget, ReviewSelectors, VerbTarget};
 use crate::access::review_queues::ReviewQueues;
 use crate::access::verdict::Decision;
 use crate::fairness::Share;
@@ -51,12 +51,6 @@ pub(in crate::access) struct RequestHead<'a> {
     pub(in crate::access) headers: &'a HeaderMap,
 }
 
-/// A request as upstream's authorizers see it.
-struct RequestedAccess {
-    verb: String,
-    on: VerbTarget,
-}
-
 impl Impersonator {
     pub(in crate::access) fn new(
         client: UpstreamClient,
@@ -76,7 +70,7 @@ impl Impersonator {
         &self,
         caller: &Identity,
         head: RequestHead<'_>,
-        access: Option<&RequestedAccess>,
+        access: Option<&AccessTarget>,
     ) -> Result<Share, Rejection> {
         let access = access.map_or(0, |access| access.on.size());
         let share = self
@@ -92,7 +86,7 @@ impl Impersonator {
         head: RequestHead<'_>,
         wanted: &ImpersonationRequest,
     ) -> Result<ImpersonatedIdentity, Rejection> {
-        let access = RequestedAccess::of(head.method, head.uri);
+        let access = requested_access(head.method, head.uri);
         let access = access.as_ref();
         let _waiting = self.begin(caller, head, access)?;
         let rules = self.rules.rules().await;
@@ -135,14 +129,15 @@ impl Impersonator {
         mode: ImpersonationMode,
         caller: &Arc<Identity>,
         wanted: &ImpersonationRequest,
-        access: Option<&RequestedAccess>,
+        access: Option<&AccessTarget>,
     ) -> Result<bool, Rejection> {
         if mode != ImpersonationMode::Legacy {
-            let Some(RequestedAccess { verb, on }) = access else {
+            let Some(access) = access else {
                 return Ok(false);
             };
-            if let Some(verb) = mode.request_verb(verb) {
-                self.require(mode, caller, verb, on.clone()).await?;
+            if let Some(verb) = mode.request_verb(&access.verb) {
+                let target = AccessTarget::new(verb, access.on.clone());
+                self.require(mode, caller, target).await?;
             }
         }
         self.require_all(mode, caller, mode.checks(wanted)).await?;
@@ -183,74 +178,65 @@ impl Impersonator {
         caller: &Arc<Identity>,
         named: ResourceRequest,
     ) -> Result<(), Rejection> {
-        self.require(mode, caller, mode.verb().into(), named.into())
-            .await
+        let target = AccessTarget::new(mode.verb(), named);
+        self.require(mode, caller, target).await
     }
 
     async fn require(
         &self,
         mode: ImpersonationMode,
         caller: &Arc<Identity>,
-        verb: Arc<str>,
-        on: VerbTarget,
+        target: AccessTarget,
     ) -> Result<(), Rejection> {
         let asking = mode.asking(caller);
-        let reviewed = self
-            .authorizer
-            .authorize_verb(&asking, Arc::clone(&verb), on.clone())
-            .await
-            .map_err(Rejection::ReviewFailed)?;
+        let reviewed = self.authorizer.authorize(&asking, target).await;
+        let reviewed = reviewed.map_err(Rejection::ReviewFailed)?;
         let Decision::Denied(reason) = reviewed.decision() else {
             return Ok(());
         };
-        Err(match &on {
+        let AccessTarget { verb, on, .. } = &reviewed.request.target;
+        Err(match on {
             VerbTarget::Resource { resource, .. } => {
-                Status::forbidden_to(&caller.user, &verb, resource, reason)
+                Status::forbidden_to(&caller.user, verb, resource, reason)
             }
-            VerbTarget::Path(path) => Status::forbidden_path(&caller.user, &verb, path, reason),
+            VerbTarget::Path(path) => Status::forbidden_path(&caller.user, verb, path, reason),
         }
         .into())
     }
 }
 
-impl RequestedAccess {
-    /// Returns what authorizers are asked about a request, or `None` if that is not certain: its
-    /// path may be read in another way than upstream reads it.
-    /// Source: `apiserver/pkg/endpoints/request/requestinfo.go`,
-    /// `apiserver/pkg/endpoints/filters/authorization.go` (`GetAuthorizerAttributes`).
-    fn of(method: &Method, uri: &Uri) -> Option<Self> {
-        let (path, query) = (uri.path(), uri.query());
-        if path.contains('%') {
-            return None;
-        }
-        let info = RequestInfo::parse(method, path, query);
-        let Some(resource) = info.resource else {
-            let is_other = !has_resource_form(path);
-            return is_other.then(|| Self {
-                verb: method.as_str().to_ascii_lowercase(),
-                on: VerbTarget::Path(path.to_owned()),
-            });
-        };
-        let verb = match info.verb {
-            _ if info.legacy_watch => "watch",
-            Verb::Other if *method == Method::HEAD && resource.name.is_some() => "get",
-            Verb::Other => return None,
-            verb => verb.as_str(),
-        };
-        let is_selected = matches!(verb, "list" | "watch" | "deletecollection");
-        let selectors = if is_selected && !info.legacy_watch {
-            selectors(query.unwrap_or_default())
-        } else {
-            ReviewSelectors::default()
-        };
-        Some(Self {
-            verb: verb.to_owned(),
-            on: VerbTarget::Resource {
-                resource,
-                selectors,
-            },
-        })
+/// Returns what authorizers are asked about a request, or `None` if that is not certain: its path may be
+/// read in another way than upstream reads it.
+/// Source: `apiserver/pkg/endpoints/request/requestinfo.go`,
+/// `apiserver/pkg/endpoints/filters/authorization.go` (`GetAuthorizerAttributes`).
+fn requested_access(method: &Method, uri: &Uri) -> Option<AccessTarget> {
+    let (path, query) = (uri.path(), uri.query());
+    if path.contains('%') {
+        return None;
     }
+    let info = RequestInfo::parse(method, path, query);
+    let Some(resource) = info.resource else {
+        let verb = method.as_str().to_ascii_lowercase();
+        let is_other = !has_resource_form(path);
+        return is_other.then(|| AccessTarget::new(verb, VerbTarget::Path(path.to_owned())));
+    };
+    let verb = match info.verb {
+        _ if info.legacy_watch => "watch",
+        Verb::Other if *method == Method::HEAD && resource.name.is_some() => "get",
+        Verb::Other => return None,
+        verb => verb.as_str(),
+    };
+    let is_selected = matches!(verb, "list" | "watch" | "deletecollection");
+    let selectors = if is_selected && !info.legacy_watch {
+        selectors(query.unwrap_or_default())
+    } else {
+        ReviewSelectors::default()
+    };
+    let on = VerbTarget::Resource {
+        resource,
+        selectors,
+    };
+    Some(AccessTarget::new(verb, on))
 }
 
 /// Returns the selectors in a query. Those that upstream would refuse are left out.
@@ -309,10 +295,10 @@ mod tests {
     use crate::test_support::{Api, HTTP2, Pki, upstream_of};
 
     fn shown(method: &str, uri: &str) -> String {
-        let access = RequestedAccess::of(&method.parse().unwrap(), &uri.parse().unwrap());
+        let access = requested_access(&method.parse().unwrap(), &uri.parse().unwrap());
         match access {
             None => "uncertain".to_owned(),
-            Some(RequestedAccess { verb, on }) => match on {
+            Some(AccessTarget { verb, on, .. }) => match on {
                 VerbTarget::Path(path) => format!("{verb} {path}"),
                 VerbTarget::Resource {
                     resource,

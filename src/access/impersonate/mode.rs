@@ -68,9 +68,9 @@ impl ImpersonationMode {
     }
 
     /// Returns the verb of the permission to make such a request in this mode, if it needs one.
-    pub(in crate::access) fn request_verb(self, verb: &str) -> Option<Arc<str>> {
+    pub(in crate::access) fn request_verb(self, verb: &str) -> Option<String> {
         let (_, mode) = self.verb().split_once(':')?;
-        Some(format!("impersonate-on:{mode}:{verb}").into())
+        Some(format!("impersonate-on:{mode}:{verb}"))
     }
 
     /// Returns `true` if the mode is for such an identity.

@@ -2,7 +2,7 @@
 use watershed_protocol::Verb;
 
 use crate::access::identity::Identity;
-use crate::access::request::{AccessAttributes, AccessRequest, AccessTarget};
+use crate::access::request::{AccessRequest, ExactRead};
 
 /// The group of nodes. Their rights follow their pods, and only the node authorizer knows them.
 /// Source: `apiserver/pkg/authentication/user/user.go` (NodesGroup).
@@ -44,15 +44,12 @@ impl<'a> NodeClaim<'a> {
     /// reviews: it also depends on other objects, or on upstream's release.
     pub(in crate::access) fn of(request: &'a AccessRequest) -> Option<Self> {
         let node = node_name(&request.identity)?;
-        let AccessTarget::Resource(AccessAttributes {
+        let ExactRead {
             verb,
             resource,
             selectors,
-        }) = &request.target
-        else {
-            return None;
-        };
-        if !matches!(verb, Verb::Get | Verb::List | Verb::Watch) || resource.subresource.is_some() {
+        } = request.target.exact_read()?;
+        if resource.subresource.is_some() {
             return None;
         }
         let (namespace, name) = (resource.namespace.as_deref(), resource.name.as_deref());
@@ -72,7 +69,7 @@ impl<'a> NodeClaim<'a> {
             ("", "nodes") => always(name == Some(node)),
             ("", "pods") => {
                 let are_own = selectors.require_field("spec.nodeName", node);
-                always(*verb != Verb::Get && are_own)
+                always(verb != Verb::Get && are_own)
             }
             ("", "services")
             | ("node.k8s.io", "runtimeclasses")

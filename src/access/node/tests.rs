@@ -12,7 +12,7 @@ use watershed_protocol::{
 use super::*;
 use crate::access::changes::listeners::ChangeSubscription;
 use crate::access::identity::Identity;
-use crate::access::request::{AccessAttributes, AccessTarget, ReviewSelectors};
+use crate::access::request::{AccessTarget, ReviewSelectors, VerbTarget};
 use crate::access::scope_events;
 use crate::store::{self, Layout, Snapshot, StoreWriter, SubscriptionStep, WindowLimits};
 
@@ -121,16 +121,15 @@ fn request_of(
             groups: vec![group.to_owned()],
             extra: Vec::new(),
         }),
-        target: AccessTarget::Resource(AccessAttributes {
-            verb,
-            resource: ResourceRequest {
+        target: AccessTarget::new(
+            verb.as_str(),
+            ResourceRequest {
                 gvr: GroupVersionResource::new(group_of_type, "v1", resource),
                 namespace: namespace.map(str::to_owned),
                 name: name.map(str::to_owned),
                 subresource: None,
             },
-            selectors: ReviewSelectors::default(),
-        }),
+        ),
     }
 }
 
@@ -265,7 +264,7 @@ fn rights_that_no_object_can_end_are_few() {
     }
     let pods_of = |name: &str, operator| {
         let mut request = request_of(node, Verb::Watch, ("", "pods"), anywhere);
-        let AccessTarget::Resource(attributes) = &mut request.target else {
+        let VerbTarget::Resource { selectors, .. } = &mut request.target.on else {
             unreachable!("it is for a resource");
         };
         let bound = FieldSelector::default().and(FieldRequirement {
@@ -273,7 +272,7 @@ fn rights_that_no_object_can_end_are_few() {
             operator,
             value: name.to_owned(),
         });
-        attributes.selectors = ReviewSelectors::new(&LabelSelector::default(), &bound);
+        *selectors = ReviewSelectors::new(&LabelSelector::default(), &bound);
         request
     };
     assert!(is_always(&pods_of("east", FieldOperator::Equals)));

@@ -57,7 +57,7 @@ mod tests {
     use watershed_protocol::{FieldSelector, LabelSelector};
 
     use super::*;
-    use crate::access::request::{AccessTarget, ReviewSelectors};
+    use crate::access::request::{ReviewSelectors, VerbTarget};
     use crate::access::verdict::{ChangePosition, Decision, Verdict};
 
     fn decided(decision: Decision, ttl: Duration) -> Verdict {
@@ -104,10 +104,10 @@ mod tests {
     fn wide_grants_are_known_for_a_while_after_they_have_run_out() {
         let ttl = Duration::from_mins(5);
         let mut request = AccessRequest::example("ann", &[], None);
-        let AccessTarget::Resource(attributes) = &mut request.target else {
+        let VerbTarget::Resource { resource, .. } = &mut request.target.on else {
             panic!("{request:?} is about a resource");
         };
-        attributes.resource.name = Some("web-1".to_owned());
+        resource.name = Some("web-1".to_owned());
         let wide = Arc::new(request.widened().unwrap());
         let kept = |decision| {
             let reviewed = ReviewedAccess {
@@ -124,10 +124,10 @@ mod tests {
     fn verdicts_weigh_what_their_selectors_take() {
         let labels = LabelSelector::parse(&vec!["a="; 200].join(",")).unwrap();
         let mut request = AccessRequest::example("ann", &[], None);
-        let AccessTarget::Resource(attributes) = &mut request.target else {
+        let VerbTarget::Resource { selectors, .. } = &mut request.target.on else {
             panic!("{request:?} is about a resource");
         };
-        attributes.selectors = ReviewSelectors::new(&labels, &FieldSelector::default());
+        *selectors = ReviewSelectors::new(&labels, &FieldSelector::default());
         let requirements = labels.requirements();
         let held = requirements.len() * (size_of_val(&requirements[0]) + size_of::<String>());
         let request = Arc::new(request);
