@@ -25,7 +25,7 @@ use super::metrics;
 use super::node::{NODES, NodeRights};
 use super::request::{AccessRequest, AccessTarget};
 use super::review_queues::ReviewQueues;
-use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict, max_renewed_age};
+use super::verdict::{Decision, ReviewedAccess, Verdict, VerdictBasis, max_renewed_age};
 use super::verdict_form::{self, VerdictAge};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -338,7 +338,7 @@ impl Authorizer {
 
     /// Compares a verdict with what has happened since it was last compared.
     pub(super) fn compare(&self, verdict: &Verdict, request: &AccessRequest) {
-        let Some(reason) = &verdict.node_reason else {
+        let VerdictBasis::Node { reason, .. } = &verdict.basis else {
             // A pod may have been gone when a reason was looked for, and its departure not noted.
             self.settle(verdict, request, verdict.position.requested + SETTLED);
             return self.changes.apply(verdict, request);
@@ -361,7 +361,7 @@ impl Authorizer {
         request: &AccessRequest,
     ) -> (Instant, Duration) {
         let requested = verdict.position.requested;
-        let Some(reason) = &verdict.node_reason else {
+        let VerdictBasis::Node { reason, lifetime } = &verdict.basis else {
             let listed = self.rules.last_listed();
             let renewed = listed.and_then(|listed| self.renewed(verdict, request, listed));
             return renewed.unwrap_or_else(|| {
@@ -370,7 +370,7 @@ impl Authorizer {
             });
         };
         match self.nodes.unknown_since(reason) {
-            None => (requested, verdict.ttl),
+            None => (requested, *lifetime),
             Some(since) => (requested.max(since), verdict.unwatched_ttl),
         }
     }
@@ -474,16 +474,13 @@ impl Authorizer {
         }
         let (age, allowed) = (answer.age(), answer.is_granted());
         let status = answer.status.ok_or_else(ReviewError::without_status)?;
-        let reason = status.reason.unwrap_or_default();
-        let explained_by = Explanation::of(&reason);
-        let (ttl, unwatched_ttl) = self
-            .config
-            .lifetimes(&request.identity, allowed, explained_by);
+        let reason = status.reason.unwrap_or_default().into();
         let decision = if allowed {
-            Decision::Allowed(reason.into())
+            Decision::Allowed(reason)
         } else {
-            Decision::Denied(reason.into())
+            Decision::Denied(reason)
         };
+        let (ttl, unwatched_ttl) = self.config.lifetimes(&request.identity, &decision);
         let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl).aged(age);
         if verdict.is_granted_by_rbac() {
             verdict = self.renew_with_rbac(verdict, request);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::identity::Identity;
 use super::node::{NODES, NodeGrantMode};
-use super::verdict::Explanation;
+use super::verdict::Decision;
 use crate::upstream::UserHeaders;
 
 /// Configuration of authentication and authorization.
@@ -125,21 +125,19 @@ impl AuthorizationConfig {
     pub(super) fn lifetimes(
         &self,
         identity: &Identity,
-        allowed: bool,
-        explained_by: Explanation,
+        decision: &Decision,
     ) -> (Duration, Duration) {
-        let (ttl, unwatched, is_watched) = if allowed {
-            (
+        let (ttl, unwatched, is_watched) = match decision {
+            Decision::Allowed(_) => (
                 self.allowed_ttl,
                 self.unwatched_allowed_ttl,
-                explained_by == Explanation::Rbac,
-            )
-        } else {
-            (
+                decision.is_grant_by_rbac(),
+            ),
+            Decision::Denied(_) => (
                 self.denied_ttl,
                 self.unwatched_denied_ttl,
                 !identity.is_in(NODES),
-            )
+            ),
         };
         let unwatched = unwatched.min(ttl);
         (if is_watched { ttl } else { unwatched }, unwatched)

@@ -17,7 +17,7 @@ use super::changes::listeners::ChangeSubscription;
 use super::config::ReviewFailurePolicy;
 use super::error::ReviewError;
 use super::metrics::{self, ReviewCause};
-use super::verdict::{Decision, ReviewedAccess, Verdict};
+use super::verdict::{Decision, ReviewedAccess, Verdict, VerdictBasis};
 use crate::watcher::{AccessGuard, AccessStatus};
 
 /// Time between a failed review and the next one. While the watch goes on all the same, it is twice
@@ -168,10 +168,12 @@ enum ReviewEffect {
 
 impl WatchGuard {
     fn start_review(&mut self, doubt: Doubt) {
-        metrics::watch_reviewed(match (doubt, &self.verdict.node_reason) {
+        metrics::watch_reviewed(match (doubt, &self.verdict.basis) {
             (Doubt::Expired, _) => ReviewCause::Lifetime,
-            (Doubt::Overtaken, None) => ReviewCause::Rbac,
-            (Doubt::Overtaken, Some(_)) => ReviewCause::Pods,
+            (Doubt::Overtaken, VerdictBasis::Rbac { .. } | VerdictBasis::Other) => {
+                ReviewCause::Rbac
+            }
+            (Doubt::Overtaken, VerdictBasis::Node { .. }) => ReviewCause::Pods,
         });
         let authorizer = Arc::clone(&self.authorizer);
         let request = Arc::clone(self.subscription.request());

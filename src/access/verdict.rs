@@ -75,6 +75,11 @@ impl Decision {
         let (Self::Allowed(reason) | Self::Denied(reason)) = self;
         reason
     }
+
+    /// Returns `true` for a grant by RBAC.
+    pub(super) fn is_grant_by_rbac(&self) -> bool {
+        matches!(self, Self::Allowed(reason) if reason.starts_with(BY_RBAC))
+    }
 }
 
 /// Returns the age up to which grants of this lifetime are renewed at most. It is no shorter than
@@ -85,19 +90,31 @@ pub(super) fn max_renewed_age(ttl: Duration) -> Duration {
         .max(ttl)
 }
 
-/// The authorizer that explained a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Explanation {
-    Rbac,
-    /// Another one, or none.
+/// The basis of a verdict. It decides what ends the verdict, and what prolongs it.
+#[derive(Debug)]
+pub(super) enum VerdictBasis {
+    /// A grant by RBAC.
+    Rbac {
+        /// Age up to which it is renewed with others. Up to its lifetime, it is not.
+        renewed_until: Duration,
+    },
+    /// A grant to a node. The reason for it is followed instead of RBAC.
+    Node {
+        reason: GrantReason,
+        /// Lifetime while the reason is followed, from the request on.
+        lifetime: Duration,
+    },
+    /// Another grant, or a denial.
     Other,
 }
 
-impl Explanation {
-    /// Returns the author of a grant, by the reason for it.
-    pub(super) fn of(reason: &str) -> Self {
-        if reason.starts_with(BY_RBAC) {
-            Self::Rbac
+impl VerdictBasis {
+    /// Returns what the decision alone says.
+    fn of(decision: &Decision) -> Self {
+        if decision.is_grant_by_rbac() {
+            Self::Rbac {
+                renewed_until: Duration::ZERO,
+            }
         } else {
             Self::Other
         }
@@ -108,6 +125,7 @@ impl Explanation {
 #[derive(Debug)]
 pub(super) struct Verdict {
     pub(super) decision: Decision,
+    pub(super) basis: VerdictBasis,
     pub(super) position: ChangePosition,
     /// Time from upstream's decision to the request. It is zero, unless upstream is a proxy that had
     /// the verdict already.
@@ -116,11 +134,8 @@ pub(super) struct Verdict {
     pub(super) ttl: Duration,
     /// Lifetime while RBAC is not followed.
     pub(super) unwatched_ttl: Duration,
-    /// Age up to which the verdict is renewed with others. Up to its lifetime, it is not.
-    pub(super) renewed_until: Duration,
-    /// Reason of a node's grant, which is followed instead of RBAC.
-    pub(super) node_reason: Option<GrantReason>,
-    /// Changes before this number have been compared with the request.
+    /// Changes of RBAC before this number have been compared with the request. None is compared with a grant
+    /// to a node whose reason is followed.
     pub(super) compared: AtomicU64,
     /// Nanoseconds from the request to the first change that concerns it; [`NEVER`] without one.
     overtaken: AtomicU64,
@@ -137,13 +152,12 @@ impl Verdict {
         unwatched_ttl: Duration,
     ) -> Self {
         Self {
+            basis: VerdictBasis::of(&decision),
             decision,
             age_at_request: Duration::ZERO,
             position,
             ttl,
             unwatched_ttl,
-            renewed_until: Duration::ZERO,
-            node_reason: None,
             compared: AtomicU64::new(position.unsettled),
             overtaken: AtomicU64::new(NEVER),
             settled: AtomicU64::new(NEVER),
@@ -179,10 +193,7 @@ impl Verdict {
 
     /// Returns `true` for a grant by RBAC.
     pub(super) fn is_granted_by_rbac(&self) -> bool {
-        let Decision::Allowed(reason) = &self.decision else {
-            return false;
-        };
-        Explanation::of(reason) == Explanation::Rbac
+        matches!(self.basis, VerdictBasis::Rbac { .. })
     }
 
     /// Returns `true` for a grant without a reason, as the node authorizer gives it.
@@ -200,10 +211,10 @@ impl Verdict {
         }
     }
 
-    /// Returns a verdict that is renewed up to this age.
+    /// Returns a grant by RBAC that is renewed up to this age.
     pub(super) fn renewed_until(self, age: Duration) -> Self {
         Self {
-            renewed_until: age,
+            basis: VerdictBasis::Rbac { renewed_until: age },
             ..self
         }
     }
@@ -212,8 +223,11 @@ impl Verdict {
     /// nothing had ended it at `known`. `None` if that prolongs nothing. A verdict that was renewed
     /// for as long as it may be has ended then, and not before.
     pub(super) fn renewed_at(&self, known: Instant) -> Option<(Instant, Duration)> {
+        let VerdictBasis::Rbac { renewed_until } = self.basis else {
+            return None;
+        };
         let requested = self.position.requested;
-        let end = requested + self.renewed_until;
+        let end = requested + renewed_until;
         let from = known.min(end);
         let lifetime = self.ttl.min(end - from);
         let is_longer = from + lifetime > requested + self.ttl;
@@ -222,14 +236,20 @@ impl Verdict {
 
     /// Returns the time for which the verdict may be used at most.
     pub(super) fn longest_use(&self) -> Duration {
-        self.ttl.max(self.renewed_until)
+        match self.basis {
+            VerdictBasis::Rbac { renewed_until } => self.ttl.max(renewed_until),
+            VerdictBasis::Node { lifetime, .. } => lifetime,
+            VerdictBasis::Other => self.ttl,
+        }
     }
 
     /// Returns the grant with the reason for it. Changes of RBAC do not concern it.
     pub(super) fn with_node_reason(self, reason: GrantReason) -> Self {
         Self {
-            ttl: GrantReason::lifetime(),
-            node_reason: Some(reason),
+            basis: VerdictBasis::Node {
+                reason,
+                lifetime: GrantReason::lifetime(),
+            },
             ..self
         }
     }
