@@ -26,7 +26,7 @@ use super::node::{NODES, NodeRights};
 use super::request::{AccessRequest, AccessTarget};
 use super::review_queues::ReviewQueues;
 use super::verdict::{Decision, ReviewedAccess, Verdict, VerdictBasis, max_renewed_age};
-use super::verdict_form::{self, VerdictAge};
+use super::verdict_form::{self, ReviewType, VerdictAge};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 use authorizer_rules::AuthorizerRules;
@@ -463,7 +463,8 @@ impl Authorizer {
         };
         self.changes.want(request);
         let turn = self.queues.of_user(&request.identity).await;
-        let turn = turn.inspect_err(|error| metrics::not_sent("subjectaccessreview", error))?;
+        let kind = ReviewType::SubjectAccess.endpoint().kind;
+        let turn = turn.inspect_err(|error| metrics::not_sent(kind, error))?;
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
         let wanted = usage.wanted_age(&self.changes, &position, request, self.config.allowed_ttl);

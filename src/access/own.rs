@@ -13,11 +13,22 @@ use super::identity::Identity;
 use super::request::{AccessAttributes, named_attributes, path_attributes};
 use super::review;
 use super::review::{JSON, post};
+use super::sent_review::ReviewEndpoint;
 use super::verdict_form;
 use crate::upstream::UpstreamClient;
 
 /// A rules review needs a namespace. This one is in every cluster.
 const ANY_NAMESPACE: &str = "default";
+/// The resource that tells the sender's identity.
+const OWN_IDENTITY: ReviewEndpoint = ReviewEndpoint {
+    path: "/apis/authentication.k8s.io/v1/selfsubjectreviews",
+    kind: "selfsubjectreview",
+};
+/// The resource that tells the sender's rights. The metrics count these reviews with those of callers.
+const OWN_ACCESS: ReviewEndpoint = ReviewEndpoint {
+    path: "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+    kind: "subjectaccessreview",
+};
 
 /// Returns the question for the rules by which upstream judges the sender.
 pub(super) fn rules_review() -> SelfSubjectRulesReview {
@@ -43,9 +54,8 @@ impl OwnRights {
 
     /// Returns the proxy's identity.
     pub async fn identity(&self) -> Result<Identity, ReviewError> {
-        let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-        let review: SelfSubjectReview =
-            post(&self.client, path, &SelfSubjectReview::default(), JSON).await?;
+        let review = SelfSubjectReview::default();
+        let review: SelfSubjectReview = post(&self.client, OWN_IDENTITY, &review, JSON).await?;
         let user = review
             .status
             .and_then(|status| status.user_info)
@@ -130,8 +140,7 @@ impl OwnRights {
             spec,
             ..SelfSubjectAccessReview::default()
         };
-        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        let review: SelfSubjectAccessReview = post(&self.client, path, &review, JSON).await?;
+        let review: SelfSubjectAccessReview = post(&self.client, OWN_ACCESS, &review, JSON).await?;
         let status = review.status.ok_or_else(ReviewError::without_status)?;
         Ok(status.allowed && status.denied != Some(true))
     }

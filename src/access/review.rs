@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::error::ReviewError;
 use super::identity::Identity;
-use super::sent_review::{ReviewAnswer, SentReview};
+use super::sent_review::{ReviewAnswer, ReviewEndpoint, SentReview};
 use crate::body;
 use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 
@@ -62,25 +62,25 @@ pub(super) fn token_review(token: String, audiences: Option<Vec<String>>) -> Tok
 /// Posts a review and returns upstream's answer, which has one of the accepted media types.
 pub(super) async fn post<T: ReviewAnswer>(
     client: &UpstreamClient,
-    path: &str,
+    endpoint: ReviewEndpoint,
     review: &impl Serialize,
     accepted: &'static str,
 ) -> Result<T, ReviewError> {
-    let sent = SentReview::begin(path);
-    let outcome = post_uncounted(client, path, review, accepted).await;
+    let sent = SentReview::begin(endpoint);
+    let outcome = post_uncounted(client, endpoint, review, accepted).await;
     sent.ended(&outcome);
     outcome
 }
 
 async fn post_uncounted<T: DeserializeOwned>(
     client: &UpstreamClient,
-    path: &str,
+    endpoint: ReviewEndpoint,
     review: &impl Serialize,
     accepted: &'static str,
 ) -> Result<T, ReviewError> {
     let json = serde_json::to_vec(review).map_err(ReviewError::not_understood)?;
     let review = ReviewToSend {
-        path,
+        path: endpoint.path,
         json: json.into(),
         accepted,
     };
@@ -89,13 +89,13 @@ async fn post_uncounted<T: DeserializeOwned>(
 }
 
 /// A review on its way to upstream.
-struct ReviewToSend<'a> {
-    path: &'a str,
+struct ReviewToSend {
+    path: &'static str,
     json: Bytes,
     accepted: &'static str,
 }
 
-async fn send(client: &UpstreamClient, review: &ReviewToSend<'_>) -> Result<Bytes, ReviewError> {
+async fn send(client: &UpstreamClient, review: &ReviewToSend) -> Result<Bytes, ReviewError> {
     let mut first = pin!(attempt(client, review, false));
     if let Ok(answer) = timeout(ALONE, &mut first).await {
         return answer;
@@ -125,7 +125,7 @@ async fn either<T>(
 
 async fn attempt(
     client: &UpstreamClient,
-    review: &ReviewToSend<'_>,
+    review: &ReviewToSend,
     fresh_connection: bool,
 ) -> Result<Bytes, ReviewError> {
     let request = Request::post(review.path)

@@ -23,6 +23,14 @@ impl ReviewAnswer for TokenReview {}
 impl ReviewAnswer for SelfSubjectReview {}
 impl ReviewAnswer for SelfSubjectAccessReview {}
 
+/// A resource of the API server that answers reviews.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReviewEndpoint {
+    pub(super) path: &'static str,
+    /// The label of these reviews in the metrics.
+    pub(super) kind: &'static str,
+}
+
 /// A review on its way. If it is dropped before it ends, nobody waits for it any more.
 pub(super) struct SentReview {
     kind: &'static str,
@@ -32,16 +40,10 @@ pub(super) struct SentReview {
 }
 
 impl SentReview {
-    /// Begins a review with this path.
-    pub(super) fn begin(path: &str) -> Self {
-        let kind = match path.rsplit('/').next() {
-            Some("tokenreviews") => "tokenreview",
-            Some("selfsubjectreviews") => "selfsubjectreview",
-            Some("selfsubjectrulesreviews") => "selfsubjectrulesreview",
-            _ => "subjectaccessreview",
-        };
+    /// Begins a review.
+    pub(super) fn begin(endpoint: ReviewEndpoint) -> Self {
         Self {
-            kind,
+            kind: endpoint.kind,
             result: None,
             sent: Instant::now(),
         }

@@ -17,7 +17,7 @@ use watershed_protocol::GroupVersionResource;
 use super::changes::settling::{PASSED_ON_AGE, PASSED_ON_AGE_WHILE_QUIET};
 use super::error::ReviewError;
 use super::review::{JSON, post};
-use super::sent_review::ReviewAnswer;
+use super::sent_review::{ReviewAnswer, ReviewEndpoint};
 use crate::upstream::UpstreamClient;
 
 /// The media type of the short form.
@@ -62,12 +62,19 @@ impl ReviewType {
         }
     }
 
-    pub(super) fn path(self) -> &'static str {
-        match self {
-            Self::SubjectAccess => "/apis/authorization.k8s.io/v1/subjectaccessreviews",
-            Self::Token => "/apis/authentication.k8s.io/v1/tokenreviews",
-            Self::SelfRules => "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
-        }
+    pub(super) fn endpoint(self) -> ReviewEndpoint {
+        let (path, kind) = match self {
+            Self::SubjectAccess => (
+                "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+                "subjectaccessreview",
+            ),
+            Self::Token => ("/apis/authentication.k8s.io/v1/tokenreviews", "tokenreview"),
+            Self::SelfRules => (
+                "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+                "selfsubjectrulesreview",
+            ),
+        };
+        ReviewEndpoint { path, kind }
     }
 }
 
@@ -187,7 +194,7 @@ pub(super) async fn ask(
         return Ok(answer);
     }
     // A proxy of another release may pass on an older one.
-    post(client, asked.path(), review, JSON).await
+    post(client, asked.endpoint(), review, JSON).await
 }
 
 /// Asks upstream, or a proxy in front of it, for the user of a token. A proxy's answer is a review's status
@@ -215,9 +222,9 @@ async fn post_to_any<T: ReviewAnswer>(
     review: &impl Serialize,
     accepted: &'static str,
 ) -> Result<T, ReviewError> {
-    match post(client, asked.path(), review, accepted).await {
+    match post(client, asked.endpoint(), review, accepted).await {
         Err(ReviewError::Refused(StatusCode::NOT_ACCEPTABLE)) => {
-            post(client, asked.path(), review, JSON).await
+            post(client, asked.endpoint(), review, JSON).await
         }
         answer => answer,
     }

@@ -127,7 +127,7 @@ impl TokenReviewer {
             None => turn.run(self.review(token)).await,
         };
         let counted = |turn: Result<ReviewTurn, ReviewError>| {
-            turn.inspect_err(|error| metrics::not_sent("tokenreview", error))
+            turn.inspect_err(|error| metrics::not_sent(ReviewType::Token.endpoint().kind, error))
         };
         let address = match token.asker {
             Asker::Proxy(proxy) => {
@@ -210,7 +210,7 @@ impl TokenReviewer {
         let review: TokenReview = if takes_short_form {
             verdict_form::ask_for_user(&self.client, &review).await?
         } else {
-            post(&self.client, ReviewType::Token.path(), &review, JSON).await?
+            post(&self.client, ReviewType::Token.endpoint(), &review, JSON).await?
         };
         let status = review.status.ok_or_else(ReviewError::without_status)?;
         if status.authenticated != Some(true) {
