@@ -199,9 +199,11 @@ impl Access {
     pub fn follow_pods(
         &self,
         scopes: Scopes,
-        pods: (ScopeKey, Retention),
+        key: ScopeKey,
+        retention: Retention,
     ) -> impl Future<Output = ()> + Send + use<> {
-        node::follow::follow(scopes, pods, Arc::clone(self.authorizer.nodes()))
+        let nodes = Arc::clone(self.authorizer.nodes());
+        node::follow::follow(scopes, key, retention, nodes)
     }
 
     /// Notes that the review of a caller failed.
@@ -367,7 +369,8 @@ impl Access {
         credential: &Credential,
         address: IpAddr,
         path: &str,
-        (status, headers): (StatusCode, &HeaderMap),
+        status: StatusCode,
+        headers: &HeaderMap,
     ) {
         let is_api = path.starts_with("/api/") || path.starts_with("/apis/");
         let follows_authentication = status.is_success()

@@ -167,7 +167,8 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let forwarder = Forwarder::new(&upstream).removing(user_headers.unwrap_or_default());
     let (drain, draining) = drain::channel();
     let follow_rbac = access.follow_rbac(scopes.clone(), followed_rbac);
-    let follow_pods = followed_pods.map(|pods| access.follow_pods(scopes.clone(), pods));
+    let follow_pods =
+        followed_pods.map(|(key, retention)| access.follow_pods(scopes.clone(), key, retention));
     let service = ProxyService::new(
         catalog.clone(),
         config.policy,

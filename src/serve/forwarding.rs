@@ -296,7 +296,7 @@ impl ServiceParts {
         }
         let ForwardedCaller { address, path, .. } = forwarded;
         self.access
-            .note_answer(credential, *address, path, (status, headers))
+            .note_answer(credential, *address, path, status, headers)
             .await;
         !forwarded.is_known && self.access.is_known(&forwarded.caller, Some(credential))
     }

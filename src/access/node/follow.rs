@@ -18,7 +18,8 @@ use crate::store::WindowEvent;
 /// about grants until there is room for it again.
 pub(in crate::access) async fn follow(
     scopes: Scopes,
-    (key, retention): (ScopeKey, Retention),
+    key: ScopeKey,
+    retention: Retention,
     rights: Arc<NodeRights>,
 ) {
     let Some(fields) = FieldTable::builtin(&key.gvr, true) else {

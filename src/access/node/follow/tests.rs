@@ -78,7 +78,7 @@ impl Follower {
         let key = ScopeKey::everything(pods, Representation::whole(Encoding::Json));
         let retention = Retention::default().of_source(scopes.config().window);
         let rights = Arc::new(NodeRights::new(NodeGrantMode::FollowPods, Arc::default()));
-        let follow = follow(scopes.clone(), (key, retention), Arc::clone(&rights));
+        let follow = follow(scopes.clone(), key, retention, Arc::clone(&rights));
         Self {
             _api: api,
             _task: AbortOnDropHandle::new(tokio::spawn(follow)),
