@@ -37,16 +37,12 @@ pub mod metrics;
 mod moment;
 mod node;
 mod own;
-mod own_identity;
 mod passed_on;
 mod request;
-mod review;
-mod review_queues;
+mod reviews;
 mod scope_events;
-mod sent_review;
 mod token_attribute;
 mod verdict;
-mod verdict_form;
 
 pub(crate) use authenticate::certificate::CertificateSubject;
 pub use authenticate::certificate::overlap;
@@ -63,12 +59,12 @@ pub use error::ReviewError;
 pub use guard::WatchGuard;
 pub use identity::Identity;
 pub use node::NodeGrantMode;
-pub use own::OwnRights;
+pub use own::rights::OwnRights;
 pub use passed_on::ProxyReview;
 pub use request::{AccessAttributes, AccessTarget, ReviewSelectors};
+pub use reviews::verdict_form::{ReviewType, VERDICT_MEDIA_TYPE, VerdictAge, wanted_verdict};
 pub use token_attribute::CREDENTIAL_ID;
 pub use verdict::{Decision, ReviewedAccess};
-pub use verdict_form::{ReviewType, VERDICT_MEDIA_TYPE, VerdictAge, wanted_verdict};
 
 use authenticate::certificate::Certificates;
 use authenticate::front_proxy::FrontProxies;
@@ -80,9 +76,9 @@ use authenticate::token_reviewer::LocalChecks;
 use authenticate::websocket_token;
 use impersonate::ImpersonationRequest;
 use impersonate::impersonator::{ImpersonatedIdentity, Impersonator, RequestHead};
-use own_identity::OwnIdentity;
+use own::identity::OwnIdentity;
 use passed_on::ReviewingProxies;
-use review_queues::ReviewQueues;
+use reviews::queues::ReviewQueues;
 
 /// The header of what passed priority and fairness, which comes after authentication.
 /// Source: `apiserver/pkg/server/filters/priority-and-fairness.go`.

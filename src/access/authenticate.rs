@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use super::config::AuthenticationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
-use super::review_queues::{ReviewQueues, UNKNOWN_WAIT};
+use super::reviews::queues::{ReviewQueues, UNKNOWN_WAIT};
 use crate::scope::Timeline;
 use crate::shared_calls::JoinedCalls;
 use crate::upstream::UpstreamClient;

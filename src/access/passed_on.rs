@@ -21,11 +21,11 @@ use super::authenticate::Authenticator;
 use super::authorize::Authorizer;
 use super::error::ReviewError;
 use super::identity::Identity;
-use super::own::rules_review;
+use super::own::rights::rules_review;
 use super::request::{AccessRequest, AccessTarget};
-use super::review::{token_review, user_info};
+use super::reviews::sending::{token_review, user_info};
+use super::reviews::verdict_form::{ReviewType, RulesStatus, VerdictAge, VerdictForm};
 use super::verdict::ReviewedAccess;
-use super::verdict_form::{ReviewType, RulesStatus, VerdictAge, VerdictForm};
 
 /// Time for which the reviews of a proxy are forwarded without asking whether it may review.
 const FORWARDED_FOR: Duration = Duration::from_mins(5);

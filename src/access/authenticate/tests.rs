@@ -14,7 +14,7 @@ use super::*;
 use crate::access::authenticate::known_tokens::ACCEPTED_TTL;
 use crate::access::authenticate::service_account::{BoundObjects, ServiceAccounts};
 use crate::access::authenticate::token_issuer::{IssuerQuery, KEYS_PATH, TokenIssuer};
-use crate::access::review::{JSON, identity};
+use crate::access::reviews::sending::{JSON, identity};
 use crate::body::Body;
 use crate::test_support::{
     Api, HTTP2, Pki, SOON, Signer, claims, claims_with, eventually, read, text, typed, upstream_of,

@@ -13,9 +13,9 @@ use crate::access::config::AuthenticationConfig;
 use crate::access::error::ReviewError;
 use crate::access::identity::Identity;
 use crate::access::metrics;
-use crate::access::review::{JSON, identity, post, token_review};
-use crate::access::review_queues::{ReviewQueues, ReviewTurn};
-use crate::access::verdict_form::{self, ReviewType};
+use crate::access::reviews::queues::{ReviewQueues, ReviewTurn};
+use crate::access::reviews::sending::{JSON, identity, post, token_review};
+use crate::access::reviews::verdict_form::{self, ReviewType};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 

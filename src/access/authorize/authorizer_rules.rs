@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
 use crate::access::moment::LatestMoment;
-use crate::access::own::OwnRights;
+use crate::access::own::rights::OwnRights;
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 

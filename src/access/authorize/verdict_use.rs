@@ -4,8 +4,8 @@ use std::time::Duration;
 use crate::access::changes::Changes;
 use crate::access::changes::settling::SETTLED;
 use crate::access::request::AccessRequest;
+use crate::access::reviews::verdict_form::VerdictAge;
 use crate::access::verdict::ChangePosition;
-use crate::access::verdict_form::VerdictAge;
 
 /// Old verdicts are wanted only if each type that decides has shown a newer version within this time. Bookmarks come
 /// every minute, and more rarely where the watch just began.

@@ -7,9 +7,9 @@ use moka::future::Cache;
 use crate::access::error::ReviewError;
 use crate::access::node::NodeGrantMode;
 use crate::access::request::AccessRequest;
+use crate::access::reviews::verdict_form::VerdictAge;
 use crate::access::verdict::ReviewedAccess;
 use crate::access::verdict::cache::{VerdictExpiry, weight};
-use crate::access::verdict_form::VerdictAge;
 use crate::shared_calls::JoinedCalls;
 
 /// Size limit of the cache.

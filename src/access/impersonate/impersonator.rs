@@ -19,7 +19,7 @@ use crate::access::caller::Rejection;
 use crate::access::error::ReviewError;
 use crate::access::identity::Identity;
 use crate::access::request::{AccessTarget, ReviewSelectors, VerbTarget};
-use crate::access::review_queues::ReviewQueues;
+use crate::access::reviews::queues::ReviewQueues;
 use crate::access::verdict::Decision;
 use crate::fairness::Share;
 use crate::upstream::UpstreamClient;

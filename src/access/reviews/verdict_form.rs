@@ -14,10 +14,10 @@ use k8s_openapi::api::authorization::v1::{
 use serde::{Deserialize, Serialize};
 use watershed_protocol::GroupVersionResource;
 
-use super::changes::settling::{PASSED_ON_AGE, PASSED_ON_AGE_WHILE_QUIET};
-use super::error::ReviewError;
-use super::review::{JSON, post};
-use super::sent_review::{ReviewAnswer, ReviewEndpoint};
+use crate::access::changes::settling::{PASSED_ON_AGE, PASSED_ON_AGE_WHILE_QUIET};
+use crate::access::error::ReviewError;
+use crate::access::reviews::sending::{JSON, post};
+use crate::access::reviews::sent::{ReviewAnswer, ReviewEndpoint};
 use crate::upstream::UpstreamClient;
 
 /// The media type of the short form.
@@ -48,7 +48,7 @@ impl ReviewType {
         all.into_iter().find(|review| review.names() == names)
     }
 
-    pub(super) fn gvr(self) -> GroupVersionResource {
+    pub(in crate::access) fn gvr(self) -> GroupVersionResource {
         let (group, version, plural) = self.names();
         GroupVersionResource::new(group, version, plural)
     }
@@ -62,7 +62,7 @@ impl ReviewType {
         }
     }
 
-    pub(super) fn endpoint(self) -> ReviewEndpoint {
+    pub(in crate::access) fn endpoint(self) -> ReviewEndpoint {
         let (path, kind) = match self {
             Self::SubjectAccess => (
                 "/apis/authorization.k8s.io/v1/subjectaccessreviews",
@@ -91,7 +91,7 @@ pub enum VerdictAge {
 
 impl VerdictAge {
     /// Returns the longest time since upstream's decision.
-    pub(super) const fn limit(self) -> Duration {
+    pub(in crate::access) const fn limit(self) -> Duration {
         match self {
             Self::New => Duration::ZERO,
             Self::Young => PASSED_ON_AGE,
@@ -113,9 +113,9 @@ impl VerdictAge {
 /// the status says otherwise.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct VerdictForm<S = SubjectAccessReviewStatus> {
+pub(in crate::access) struct VerdictForm<S = SubjectAccessReviewStatus> {
     /// Upstream's decision.
-    pub(super) status: Option<S>,
+    pub(in crate::access) status: Option<S>,
     /// Time from the API server's decision to the arrival of the question; zero if it decided later. It is
     /// only in the short form.
     #[serde(default)]
@@ -124,14 +124,14 @@ pub(super) struct VerdictForm<S = SubjectAccessReviewStatus> {
 
 /// The part of the status of a SelfSubjectRulesReview that counts.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct RulesStatus {
+pub(in crate::access) struct RulesStatus {
     /// Some authorizer did not list its rules.
-    pub(super) incomplete: bool,
+    pub(in crate::access) incomplete: bool,
 }
 
 impl VerdictForm {
     /// Returns the error of an authorizer, if no other one granted the access.
-    pub(super) fn failure(&self) -> Option<&str> {
+    pub(in crate::access) fn failure(&self) -> Option<&str> {
         let status = self.status.as_ref()?;
         let error = status.evaluation_error.as_deref()?;
         (!is_granted(status) && !error.is_empty()).then_some(error)
@@ -139,7 +139,7 @@ impl VerdictForm {
 
     /// Returns `true` if upstream grants the access. If no authorizer has an opinion, it is denied, as in
     /// upstream's own filter.
-    pub(super) fn is_granted(&self) -> bool {
+    pub(in crate::access) fn is_granted(&self) -> bool {
         self.status.as_ref().is_some_and(is_granted)
     }
 }
@@ -157,14 +157,14 @@ impl ReviewAnswer for VerdictForm {
 impl ReviewAnswer for VerdictForm<RulesStatus> {}
 
 impl<S> VerdictForm<S> {
-    pub(super) fn new(status: S, age: Duration) -> Self {
+    pub(in crate::access) fn new(status: S, age: Duration) -> Self {
         Self {
             status: Some(status),
             age_milliseconds: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         }
     }
 
-    pub(super) fn age(&self) -> Duration {
+    pub(in crate::access) fn age(&self) -> Duration {
         Duration::from_millis(self.age_milliseconds)
     }
 }
@@ -183,7 +183,7 @@ pub fn wanted_verdict(headers: &HeaderMap) -> Option<VerdictAge> {
 }
 
 /// Asks upstream, or a proxy in front of it, for a verdict on rights.
-pub(super) async fn ask(
+pub(in crate::access) async fn ask(
     client: &UpstreamClient,
     review: &SubjectAccessReview,
     age: VerdictAge,
@@ -199,7 +199,7 @@ pub(super) async fn ask(
 
 /// Asks upstream, or a proxy in front of it, for the user of a token. A proxy's answer is a review's status
 /// alone.
-pub(super) async fn ask_for_user(
+pub(in crate::access) async fn ask_for_user(
     client: &UpstreamClient,
     review: &TokenReview,
 ) -> Result<TokenReview, ReviewError> {
@@ -208,7 +208,7 @@ pub(super) async fn ask_for_user(
 
 /// Asks upstream, or a proxy in front of it, whether the rules that it lists for the sender are complete. A proxy's
 /// answer may be a minute old.
-pub(super) async fn ask_about_rules(
+pub(in crate::access) async fn ask_about_rules(
     client: &UpstreamClient,
     review: &SelfSubjectRulesReview,
 ) -> Result<VerdictForm<RulesStatus>, ReviewError> {

@@ -5,12 +5,12 @@ use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenReview};
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use serde::de::DeserializeOwned;
 
-use super::error::ReviewError;
-use super::metrics;
-use super::review_queues::LATE;
+use crate::access::error::ReviewError;
+use crate::access::metrics;
+use crate::access::reviews::queues::LATE;
 
 /// Upstream's answer to a review.
-pub(super) trait ReviewAnswer: DeserializeOwned {
+pub(in crate::access) trait ReviewAnswer: DeserializeOwned {
     /// Returns `true` if an authorizer failed, so that there is no decision.
     fn is_undecided(&self) -> bool {
         false
@@ -25,14 +25,14 @@ impl ReviewAnswer for SelfSubjectAccessReview {}
 
 /// A resource of the API server that answers reviews.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ReviewEndpoint {
-    pub(super) path: &'static str,
+pub(in crate::access) struct ReviewEndpoint {
+    pub(in crate::access) path: &'static str,
     /// The label of these reviews in the metrics.
-    pub(super) kind: &'static str,
+    pub(in crate::access) kind: &'static str,
 }
 
 /// A review on its way. If it is dropped before it ends, nobody waits for it any more.
-pub(super) struct SentReview {
+pub(in crate::access) struct SentReview {
     kind: &'static str,
     /// `None` until the review ends.
     result: Option<&'static str>,
@@ -41,7 +41,7 @@ pub(super) struct SentReview {
 
 impl SentReview {
     /// Begins a review.
-    pub(super) fn begin(endpoint: ReviewEndpoint) -> Self {
+    pub(in crate::access) fn begin(endpoint: ReviewEndpoint) -> Self {
         Self {
             kind: endpoint.kind,
             result: None,
@@ -50,7 +50,7 @@ impl SentReview {
     }
 
     /// Ends the review.
-    pub(super) fn ended<T: ReviewAnswer>(mut self, outcome: &Result<T, ReviewError>) {
+    pub(in crate::access) fn ended<T: ReviewAnswer>(mut self, outcome: &Result<T, ReviewError>) {
         self.result = Some(match outcome {
             Ok(answer) if answer.is_undecided() => "undecided",
             Ok(_) => "answered",

@@ -9,9 +9,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use super::error::ReviewError;
-use super::identity::Identity;
-use super::sent_review::{ReviewAnswer, ReviewEndpoint, SentReview};
+use crate::access::error::ReviewError;
+use crate::access::identity::Identity;
+use crate::access::reviews::sent::{ReviewAnswer, ReviewEndpoint, SentReview};
 use crate::body;
 use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 
@@ -23,10 +23,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Size limit of an answer.
 const MAX_BYTES: usize = 1 << 20;
 /// The media type of a review, and upstream's own form of the answer.
-pub(super) const JSON: &str = "application/json";
+pub(in crate::access) const JSON: &str = "application/json";
 
 /// Returns the user in a review's answer, or `None` if it has no name.
-pub(super) fn identity(user: UserInfo) -> Option<Identity> {
+pub(in crate::access) fn identity(user: UserInfo) -> Option<Identity> {
     Some(Identity {
         user: user.username.filter(|name| !name.is_empty())?,
         uid: user.uid,
@@ -36,7 +36,7 @@ pub(super) fn identity(user: UserInfo) -> Option<Identity> {
 }
 
 /// Returns a user in the form of a review's answer.
-pub(super) fn user_info(identity: &Identity) -> UserInfo {
+pub(in crate::access) fn user_info(identity: &Identity) -> UserInfo {
     let Identity {
         user,
         uid,
@@ -52,7 +52,10 @@ pub(super) fn user_info(identity: &Identity) -> UserInfo {
 }
 
 /// Returns the review of a token for these audiences, or for upstream's own.
-pub(super) fn token_review(token: String, audiences: Option<Vec<String>>) -> TokenReview {
+pub(in crate::access) fn token_review(
+    token: String,
+    audiences: Option<Vec<String>>,
+) -> TokenReview {
     TokenReview {
         spec: TokenReviewSpec { token, audiences },
         ..TokenReview::default()
@@ -60,7 +63,7 @@ pub(super) fn token_review(token: String, audiences: Option<Vec<String>>) -> Tok
 }
 
 /// Posts a review and returns upstream's answer, which has one of the accepted media types.
-pub(super) async fn post<T: ReviewAnswer>(
+pub(in crate::access) async fn post<T: ReviewAnswer>(
     client: &UpstreamClient,
     endpoint: ReviewEndpoint,
     review: &impl Serialize,

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::error::ReviewError;
-use super::identity::Identity;
-use super::own::OwnRights;
+use crate::access::error::ReviewError;
+use crate::access::identity::Identity;
+use crate::access::own::rights::OwnRights;
 use crate::log_throttle::LogThrottle;
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -28,11 +28,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 static FAILURES: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// The proxy's own identity.
-pub(super) struct OwnIdentity {
-    shared: Arc<Shared>,
+pub(in crate::access) struct OwnIdentity {
+    shared: Arc<SharedIdentity>,
 }
 
-struct Shared {
+struct SharedIdentity {
     rights: OwnRights,
     timeline: Timeline,
     state: Mutex<OwnState>,
@@ -67,9 +67,9 @@ enum OwnAnswer {
 }
 
 impl OwnIdentity {
-    pub(super) fn new(client: UpstreamClient, timeline: Timeline) -> Self {
+    pub(in crate::access) fn new(client: UpstreamClient, timeline: Timeline) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedIdentity {
                 rights: OwnRights::new(client),
                 timeline,
                 state: Mutex::default(),
@@ -79,7 +79,7 @@ impl OwnIdentity {
     }
 
     /// Returns the identity, or `None` if upstream does not tell it.
-    pub(super) async fn identity(&self) -> Option<Arc<Identity>> {
+    pub(in crate::access) async fn identity(&self) -> Option<Arc<Identity>> {
         let until = Instant::now() + PATIENCE;
         loop {
             // It is told of an answer that comes after the look.
@@ -153,7 +153,7 @@ impl OwnState {
 }
 
 /// Ends a question, also if its task panics.
-struct IdentityQuestion(Arc<Shared>);
+struct IdentityQuestion(Arc<SharedIdentity>);
 
 impl Drop for IdentityQuestion {
     fn drop(&mut self) {
@@ -163,7 +163,7 @@ impl Drop for IdentityQuestion {
 }
 
 /// Asks upstream, and notes its answer.
-async fn ask(shared: Arc<Shared>) {
+async fn ask(shared: Arc<SharedIdentity>) {
     let question = IdentityQuestion(shared);
     let shared = &question.0;
     let (timeline, asked) = (shared.timeline.number(), Instant::now());

@@ -12,8 +12,8 @@ use std::time::Duration;
 use http::{HeaderMap, Uri};
 use tokio::time::timeout;
 
-use super::error::ReviewError;
-use super::identity::Identity;
+use crate::access::error::ReviewError;
+use crate::access::identity::Identity;
 use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, Shares};
 use crate::headers::{field_memory, target_memory};
 use hanging_callers::HangingCallers;
@@ -32,7 +32,7 @@ const KNOWN_TOKENS: [usize; 2] = [64, 32];
 const UNKNOWN: [usize; 2] = [64, 16];
 /// Time after which a review is late: it leaves its place to the reviews of others. A verdict takes
 /// milliseconds.
-pub(super) const LATE: Duration = Duration::from_secs(1);
+pub(in crate::access) const LATE: Duration = Duration::from_secs(1);
 /// Time after which a review hangs: it is given up, unless it finds a place among those that do. It has been
 /// sent once more by then, over a connection that may be better.
 const HANGS: Duration = Duration::from_secs(4);
@@ -64,10 +64,10 @@ const REQUEST_BYTES: usize = 4 << 10;
 /// Memory that the check of a group takes, which a header field may name.
 const CHECK_BYTES: usize = 176;
 /// Longest wait of a request with an unknown token.
-pub(super) const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
+pub(in crate::access) const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
 
 /// A caller's place for one review.
-pub(super) struct ReviewTurn {
+pub(in crate::access) struct ReviewTurn {
     caller: CallerKey,
     turn: QueueTurn,
     lane: Arc<ReviewLane>,
@@ -77,7 +77,7 @@ pub(super) struct ReviewTurn {
 
 impl ReviewTurn {
     /// Runs the review.
-    pub(super) async fn run<T>(
+    pub(in crate::access) async fn run<T>(
         self,
         review: impl Future<Output = Result<T, ReviewError>>,
     ) -> Result<T, ReviewError> {
@@ -178,7 +178,7 @@ impl ReviewLane {
 
 /// Queues of reviews. Those of unknown callers delay none of known ones.
 #[derive(Clone, Debug)]
-pub(super) struct ReviewQueues {
+pub(in crate::access) struct ReviewQueues {
     /// Those of what known callers may do.
     known: Arc<ReviewLane>,
     /// Those of their tokens.
@@ -202,12 +202,15 @@ impl Default for ReviewQueues {
 
 impl ReviewQueues {
     /// Waits until a review of what a user may do may be sent.
-    pub(super) async fn of_user(&self, identity: &Identity) -> Result<ReviewTurn, ReviewError> {
+    pub(in crate::access) async fn of_user(
+        &self,
+        identity: &Identity,
+    ) -> Result<ReviewTurn, ReviewError> {
         known_turn(&self.known, CallerKey::user(&identity.user)).await
     }
 
     /// Waits until a review of a user's token may be sent.
-    pub(super) async fn of_users_token(
+    pub(in crate::access) async fn of_users_token(
         &self,
         identity: &Identity,
     ) -> Result<ReviewTurn, ReviewError> {
@@ -215,25 +218,32 @@ impl ReviewQueues {
     }
 
     /// Waits until a review of a token may be sent that was accepted lately, from this address.
-    pub(super) async fn of_known_token(&self, address: IpAddr) -> Result<ReviewTurn, ReviewError> {
+    pub(in crate::access) async fn of_known_token(
+        &self,
+        address: IpAddr,
+    ) -> Result<ReviewTurn, ReviewError> {
         known_turn(&self.known_tokens, CallerKey::Address(address)).await
     }
 
     /// Waits until a review of an unknown token may be sent, from this address.
-    pub(super) async fn of_unknown_token(&self, address: IpAddr) -> ReviewTurn {
+    pub(in crate::access) async fn of_unknown_token(&self, address: IpAddr) -> ReviewTurn {
         self.unknown.turn(CallerKey::Address(address)).await
     }
 
     /// Returns the share of a request with this head and an unknown token, which is about to wait
     /// for its review; `None` if too much waits already.
-    pub(super) fn begin_unknown(&self, address: IpAddr, headers: &HeaderMap) -> Option<Share> {
+    pub(in crate::access) fn begin_unknown(
+        &self,
+        address: IpAddr,
+        headers: &HeaderMap,
+    ) -> Option<Share> {
         self.unknown_waiting
             .take(CallerKey::Address(address), waiting_bytes(headers))
     }
 
     /// Returns the share of a request by which a user wants to act as another one; `None` if too many
     /// of the user wait for reviews of that already. It takes so many bytes more than its head.
-    pub(super) fn begin_impersonation(
+    pub(in crate::access) fn begin_impersonation(
         &self,
         impersonator: &Identity,
         target: &Uri,
