@@ -132,7 +132,7 @@ impl Program {
         while proxy.is_none() || admin.is_none() {
             let line = within("where it listens", lines.next_line()).await.unwrap();
             let line = line.expect("it says where it listens before it ends");
-            *log.lock() += &format!("{line}\n");
+            log.lock().extend([line.as_str(), "\n"]);
             let line: serde_json::Value = serde_json::from_str(&line).unwrap();
             let address = || {
                 line["fields"]["address"]

@@ -64,7 +64,8 @@ pub(crate) async fn becomes<T: PartialEq + Debug>(
 pub(crate) async fn unless_stalled(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
     let (mut whys, mut without_stall) = (Vec::new(), 0);
     while whys.len() < TRIES && without_stall <= RETRIES {
-        let (held, stall) = with_longest_stall(holds()).await;
+        // Boxed: a check with everything that it does is large.
+        let (held, stall) = with_longest_stall(Box::pin(holds())).await;
         match held {
             Ok(()) => return,
             Err(why) => whys.push(format!("{why} (the longest stall was {stall:?})")),
