@@ -392,7 +392,6 @@ fn size_of_named(resource: &ResourceRequest) -> usize {
         namespace,
         name,
         subresource,
-        ..
     } = resource;
     let gvr = gvr.group.len() + gvr.version.len() + gvr.resource.len();
     gvr + text_size([namespace, name, subresource])

@@ -332,7 +332,8 @@ mod tests {
             head: 0,
             unsettled: 0,
         };
-        Verdict::new(Decision::Allowed("".into()), position, TTL, TTL).renewed_until(renewed_until)
+        let granted = Decision::Allowed(BY_RBAC.into());
+        Verdict::new(granted, position, TTL, TTL).renewed_until(renewed_until)
     }
 
     #[test]

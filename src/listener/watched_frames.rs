@@ -27,8 +27,9 @@ const REQUESTS_PER_TURN: u32 = 32;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
 /// SETTINGS frames that a client may send within [`COUNTED_TIME`]. Usual ones send one or two in all.
 const MAX_SETTINGS: u32 = 100;
-/// PING and PRIORITY frames that it may send within that time. Usual ones send a few pings a second at most.
-const MAX_PINGS: u32 = 1_000;
+/// PING and PRIORITY frames that it may send within that time. Usual ones send a few pings a second at most, and
+/// Go's one more for a request that is given up.
+const MAX_PINGS: u32 = 10_000;
 const COUNTED_TIME: Duration = Duration::from_secs(10);
 
 /// Reads the frames of a connection, reports heads that are not complete, and holds back what follows
@@ -47,9 +48,9 @@ pub(super) struct WatchedFrames {
 /// Frames of a kind that came of late.
 #[derive(Debug)]
 struct FrameRate {
-    /// The time of the first of them.
+    /// The time from which on they are counted.
     since: Instant,
-    /// The number of such frames before.
+    /// The number of such frames until then.
     before: u32,
 }
 
@@ -267,9 +268,10 @@ mod tests {
         ] {
             let activity = activity(1 << 30);
             let most = most as usize;
+            let mut frames = WatchedFrames::new(&activity);
+            frames.inspect(&mut PREFACE.to_vec());
             for _ in 0..3 {
-                let mut few = connection(&activity, frame, most);
-                turn(&activity, &mut few);
+                frames.inspect(&mut frame.repeat(most));
                 assert_eq!(activity.condemned(), None);
                 tokio::time::advance(COUNTED_TIME).await;
             }

@@ -18,7 +18,7 @@ const SHORT_PAUSE: Duration = Duration::from_micros(500);
 /// A crowd ends with a pause this many times as long as any in it.
 const UNUSUAL: u32 = 2;
 
-/// Types without a get for this long are forgotten. Their gets have no rate by then.
+/// Types without a get for this long are forgotten. The rate of their gets is far below [`MANY_GETS`] by then.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(1);
 
 /// Counts consistent gets by type.
@@ -35,7 +35,7 @@ struct GetCrowd {
 }
 
 /// A get that arrives, and the gets before it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct ArrivingGet<'a> {
     crowds: &'a GetCrowds,
     gvr: &'a GroupVersionResource,
@@ -80,7 +80,7 @@ impl GetCrowds {
 
 impl<'a> ArrivingGet<'a> {
     /// Returns `true` if the get may wait for others.
-    pub(crate) fn is_in_a_crowd(self) -> bool {
+    pub(crate) fn is_in_a_crowd(&self) -> bool {
         self.has_company || self.rate >= MANY_GETS
     }
 

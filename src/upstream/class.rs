@@ -74,6 +74,11 @@ impl ConnectionClass {
         }
     }
 
+    /// Returns `true` if requests may stay open for as long as their clients like.
+    pub(super) fn is_long(self) -> bool {
+        self != ConnectionClass::Short
+    }
+
     /// Returns `true` if each request should have a connection to itself.
     pub(super) fn is_alone(self) -> bool {
         self == ConnectionClass::Relayed

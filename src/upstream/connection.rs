@@ -127,8 +127,12 @@ pub(super) struct IdleHttp1 {
     pub(super) connections: Mutex<VecDeque<Http1Connection>>,
 }
 
-/// The permission to have a connection, of its group and of all.
-pub(super) type ConnectionPermits = [OwnedSemaphorePermit; 2];
+/// The permits of a connection: of its group, of all, and of those for long requests if it is for such.
+pub(super) type ConnectionPermits = (
+    OwnedSemaphorePermit,
+    OwnedSemaphorePermit,
+    Option<OwnedSemaphorePermit>,
+);
 
 type Http2Driver = http2::Connection<TokioIo<DialedStream>, Body, TokioExecutor>;
 

@@ -64,12 +64,16 @@ impl Pool {
             Arc::new(group)
         });
         let weak = groups.each_ref().map(Arc::downgrade);
+        let shared = Arc::clone(&limits.shared);
         tokio::spawn(async move {
             loop {
-                tokio::time::sleep(SWEEP_INTERVAL).await;
+                let idle = tokio::select! {
+                    () = tokio::time::sleep(SWEEP_INTERVAL) => IDLE_TIMEOUT,
+                    () = shared.wanted() => Duration::ZERO,
+                };
                 for group in &weak {
                     let Some(group) = group.upgrade() else { return };
-                    group.sweep(IDLE_TIMEOUT);
+                    group.sweep(idle);
                 }
             }
         });

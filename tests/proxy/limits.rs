@@ -29,7 +29,7 @@ async fn connections_leave_files_for_probes_and_for_upstream() {
     let figure = async |series: &str| program.metric(series).await.to_string();
     assert_eq!(figure("process_max_fds").await, "160");
     let limit = figure(r#"watershed_connections_limit{listener="proxy"}"#).await;
-    assert_eq!(limit, "96");
+    assert_eq!(limit, "32");
     assert!(program.log().contains("--max-connections"));
     let known = program.proxied.connect(Protocol::Http2).await.unwrap();
     let address = program.proxied.address;

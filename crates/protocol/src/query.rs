@@ -38,12 +38,12 @@ impl<'a> Query<'a> {
             pairs: Vec::new(),
             is_whole: true,
         };
-        for (index, piece) in text.split('&').enumerate() {
-            if piece.is_empty() {
-                continue;
-            }
+        for piece in text.split('&').filter(|piece| !piece.is_empty()) {
             match parameter(piece) {
-                Some(pair) if index < Self::MAX => parsed.pairs.push(pair),
+                Some((name, value)) if parsed.pairs.len() < Self::MAX => {
+                    parsed.is_whole &= name.is_utf8 && value.is_utf8;
+                    parsed.pairs.push((name.text, value.text));
+                }
                 _ => parsed.is_whole = false,
             }
         }
@@ -55,9 +55,19 @@ impl<'a> Query<'a> {
         self.text
     }
 
-    /// Returns `true` if every piece of the query could be read. Upstream drops the others silently.
+    /// Returns `true` if every piece of the query could be read. Upstream drops malformed ones silently, and
+    /// takes text that is no UTF-8 as it is. Pieces beyond a thousand are not read.
     pub fn is_whole(&self) -> bool {
         self.is_whole
+    }
+
+    /// Returns `true` if any piece of the query has this name, whatever its value. It looks at all of them.
+    pub fn names(&self, name: &str) -> bool {
+        let mut pieces = self.text.split('&');
+        pieces.any(|piece| {
+            let given = piece.split_once('=').map_or(piece, |(given, _)| given);
+            decode(given).is_some_and(|given| given.text == name)
+        })
     }
 
     /// Returns the value of the first parameter of this name.
@@ -137,21 +147,29 @@ impl<'a> Query<'a> {
     }
 }
 
-/// Returns the name and the value in a piece of a query.
-fn parameter(piece: &str) -> Option<(Cow<'_, str>, Cow<'_, str>)> {
+/// Text of a query, with replacement characters for bytes that are no UTF-8.
+struct Decoded<'a> {
+    text: Cow<'a, str>,
+    is_utf8: bool,
+}
+
+/// Returns the name and the value in a piece of a query; `None` if Go drops it.
+fn parameter(piece: &str) -> Option<(Decoded<'_>, Decoded<'_>)> {
     let (name, value) = piece.split_once('=').unwrap_or((piece, ""));
     Some((decode(name)?, decode(value)?))
 }
 
 /// Returns `true` if a piece of a query is a parameter of this name.
 fn is_named(piece: &str, name: &str) -> bool {
-    parameter(piece).is_some_and(|(given, _)| given == name)
+    parameter(piece).is_some_and(|(given, _)| given.text == name)
 }
 
-/// Decodes text as `url.QueryUnescape` does; `None` for what Go refuses, and for text that is no UTF-8.
-fn decode(text: &str) -> Option<Cow<'_, str>> {
+/// Decodes text as `url.QueryUnescape` does; `None` for what Go refuses.
+fn decode(text: &str) -> Option<Decoded<'_>> {
     if !text.contains(['%', '+', ';']) {
-        return Some(Cow::Borrowed(text));
+        let text = Cow::Borrowed(text);
+        let is_utf8 = true;
+        return Some(Decoded { text, is_utf8 });
     }
     let escapes_are_whole = text.split('%').skip(1).all(|tail| {
         let digits = tail.as_bytes();
@@ -161,13 +179,40 @@ fn decode(text: &str) -> Option<Cow<'_, str>> {
         return None;
     }
     let spaced = text.replace('+', " ");
-    let decoded = percent_decode_str(&spaced).decode_utf8().ok()?;
-    Some(Cow::Owned(decoded.into_owned()))
+    let decoded = percent_decode_str(&spaced);
+    let (text, is_utf8) = match decoded.clone().decode_utf8() {
+        Ok(text) => (text.into_owned(), true),
+        Err(_) => (decoded.decode_utf8_lossy().into_owned(), false),
+    };
+    let text = Cow::Owned(text);
+    Some(Decoded { text, is_utf8 })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_not_overlooked() {
+        let many = format!("{}watch=1", "&".repeat(2_000));
+        for (query, watch, is_whole) in [
+            ("watch=%ff", Some("\u{fffd}"), false),
+            ("watch=%zz&watch=1", Some("1"), false),
+            ("watch=1;a=2", None, false),
+            (&*many, Some("1"), true),
+        ] {
+            let parsed = Query::parse(Some(query));
+            assert_eq!(
+                (parsed.first("watch"), parsed.is_whole()),
+                (watch, is_whole),
+                "{query}"
+            );
+        }
+        let more = format!("{}watch=1", "a&".repeat(2_000));
+        let more = Query::parse(Some(&more));
+        assert_eq!((more.first("watch"), more.is_whole()), (None, false));
+        assert!(more.names("watch") && !more.names("watc"));
+    }
 
     #[test]
     fn a_changed_query_keeps_the_rest_as_it_was_sent() {
@@ -181,6 +226,7 @@ mod tests {
         ] {
             let parsed = Query::parse(Some(query));
             assert_eq!(parsed.without("a"), without, "{query}");
+            assert_eq!(parsed.names("a"), with.is_some(), "{query}");
             let changed = parsed.with("a", "x y");
             assert_eq!(changed.as_deref(), with, "{query}");
             if let Some(changed) = changed {

@@ -72,8 +72,9 @@ pub struct ResourceRequest {
     /// The namespace; `None` for all of them and for types without. A request for one `namespaces`
     /// object has that object's own name here, which is what authorizers see.
     pub namespace: Option<String>,
-    /// The object's name, from the path. That of a list or watch comes from its `metadata.name` field
-    /// selector: permissions are asked for that name, but the request is about the collection.
+    /// The object's name, from the path. That of a list, or of a watch without the prefix `/watch/`, comes
+    /// from its `metadata.name` field selector: permissions are asked for that name, but the request is about
+    /// the collection.
     pub name: Option<String>,
     /// For example `status` or `log`.
     pub subresource: Option<String>,

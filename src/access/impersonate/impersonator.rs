@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::{HeaderMap, Method, Uri};
 use moka::sync::Cache;
 use watershed_protocol::{
-    FieldSelector, LabelSelector, RequestInfo, ResourceRequest, Status, Verb,
+    FieldSelector, LabelSelector, Query, RequestInfo, ResourceRequest, Status, Verb,
 };
 
 use super::ImpersonationRequest;
@@ -210,11 +210,11 @@ impl Impersonator {
 /// Source: `apiserver/pkg/endpoints/request/requestinfo.go`,
 /// `apiserver/pkg/endpoints/filters/authorization.go` (`GetAuthorizerAttributes`).
 fn requested_access(method: &Method, uri: &Uri) -> Option<AccessTarget> {
-    let (path, query) = (uri.path(), uri.query());
-    if path.contains('%') {
+    let (path, query) = (uri.path(), Query::parse(uri.query()));
+    if path.contains('%') || !query.is_whole() {
         return None;
     }
-    let info = RequestInfo::parse(method, path, query);
+    let info = RequestInfo::of(method, path, &query);
     let Some(resource) = info.resource else {
         let verb = method.as_str().to_ascii_lowercase();
         let is_other = !has_resource_form(path);
@@ -228,7 +228,7 @@ fn requested_access(method: &Method, uri: &Uri) -> Option<AccessTarget> {
     };
     let is_selected = matches!(verb, "list" | "watch" | "deletecollection");
     let selectors = if is_selected && !info.legacy_watch {
-        selectors(query.unwrap_or_default())
+        selectors(&query)
     } else {
         ReviewSelectors::default()
     };
@@ -240,14 +240,11 @@ fn requested_access(method: &Method, uri: &Uri) -> Option<AccessTarget> {
 }
 
 /// Returns the selectors in a query. Those that upstream would refuse are left out.
-fn selectors(query: &str) -> ReviewSelectors {
-    let first = |name: &str| {
-        form_urlencoded::parse(query.as_bytes())
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value)
-    };
-    let labels = first("labelSelector").and_then(|text| LabelSelector::parse(&text).ok());
-    let fields = first("fieldSelector").and_then(|text| FieldSelector::parse(&text).ok());
+fn selectors(query: &Query<'_>) -> ReviewSelectors {
+    let labels = query.first("labelSelector");
+    let labels = labels.and_then(|text| LabelSelector::parse(text).ok());
+    let fields = query.first("fieldSelector");
+    let fields = fields.and_then(|text| FieldSelector::parse(text).ok());
     ReviewSelectors::new(&labels.unwrap_or_default(), &fields.unwrap_or_default())
 }
 
@@ -323,6 +320,12 @@ mod tests {
     fn requests_are_seen_as_upstream_sees_them() {
         for (method, uri, wanted) in [
             ("GET", "/api/v1/pods", "list pods - - -"),
+            ("GET", "/api/v1/pods?watch=%ff", "uncertain"),
+            (
+                "GET",
+                "/api/v1/pods?fieldSelector=metadata.name%3Da,b%zz",
+                "uncertain",
+            ),
             (
                 "GET",
                 "/api/v1/pods?watch=1&labelSelector=a%3Db",

@@ -83,6 +83,7 @@ impl Rehearsal {
         if !get.is_in_a_crowd() || !self.proofs.is_worth(self.proof, get.rate) {
             return false;
         }
+        let rate = get.rate;
         let _waiting = get.wait();
         let upstream = Arc::clone(self);
         let ask = move || async move {
@@ -90,7 +91,7 @@ impl Rehearsal {
             sleep(upstream.proof.takes.max(GET)).await;
             Ok(FreshnessProof::Validated.of(ResourceVersion(1)))
         };
-        self.proofs.join(self.proof, get.rate, ask).await.is_ok()
+        self.proofs.join(self.proof, rate, ask).await.is_ok()
     }
 
     /// Lets clients get objects for four seconds, each as soon as it was answered, and `every` so

@@ -71,7 +71,7 @@ impl Takeovers {
             return None;
         };
         // Who watches a Table is a person at a terminal, and does not go on by version.
-        if read.table.is_some() || read.selector_bytes > MAX_SELECTOR_BYTES {
+        if read.table.is_some() || read.planned_selector_bytes() > MAX_SELECTOR_BYTES {
             return None;
         }
         let reached = match watch.start {

@@ -220,8 +220,9 @@ fn waiting_bytes(exchange: &Exchange<'_>) -> u64 {
     let uri = request.uri();
     let head = head_memory(uri, request.headers()) as u64;
     let selectors = match &exchange.plan.action {
-        // The plan has a third copy of them.
-        PlannedAction::Read(read) if target_bytes(uri) > LONG_QUERY => read.selector_bytes / 2 * 3,
+        PlannedAction::Read(read) if target_bytes(uri) > LONG_QUERY => {
+            read.planned_selector_bytes()
+        }
         _ => 0,
     };
     REQUEST_BYTES + head + selectors + upload_bytes(request.body())

@@ -82,17 +82,18 @@ mod tests {
         };
         let limits = WatchLimits::within(&MemoryBudget::default(), limits);
         let large = 700;
-        let begin = |user, selector_bytes| limits.begin(user, selector_bytes);
-        let first = begin("ann", large).unwrap();
+        let first = limits.begin("ann", large).unwrap();
         assert_eq!(
-            begin("ann", large).err(),
+            limits.begin("ann", large).err(),
             Some(LimitExceeded::SelectorBytes)
         );
-        let open: Vec<_> = (0..20).filter_map(|_| begin("ann", 0).ok()).collect();
+        let open: Vec<_> = (0..20)
+            .filter_map(|_| limits.begin("ann", 0).ok())
+            .collect();
         assert_eq!(open.len(), 9, "a watch that was refused does not count");
-        assert_eq!(begin("ann", 0).err(), Some(LimitExceeded::Watches));
-        let _other = begin("bob", large).unwrap();
+        assert_eq!(limits.begin("ann", 0).err(), Some(LimitExceeded::Watches));
+        let _other = limits.begin("bob", large).unwrap();
         drop((first, open));
-        assert!(begin("ann", large).is_ok());
+        assert!(limits.begin("ann", large).is_ok());
     }
 }

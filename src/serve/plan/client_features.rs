@@ -89,7 +89,9 @@ fn agent(headers: &HeaderMap) -> &str {
 /// upstream refuses it; `None` if it is not named.
 fn without_version_match(uri: &Uri) -> Option<Uri> {
     let query = Query::parse(uri.query());
-    query.first(INITIAL_EVENTS)?;
+    if !query.names(INITIAL_EVENTS) {
+        return None;
+    }
     with_query(uri, &query.without(VERSION_MATCH))
 }
 
@@ -139,6 +141,10 @@ mod tests {
             (
                 "resource%56ersionMatch=NotOlderThan&send%49nitialEvents=false",
                 Some("send%49nitialEvents=false"),
+            ),
+            (
+                "watch=1&sendInitialEvents=%ff&resourceVersionMatch=NotOlderThan",
+                Some("watch=1&sendInitialEvents=%ff"),
             ),
             ("watch=1&resourceVersionMatch=NotOlderThan", None),
             ("watch=1", None),

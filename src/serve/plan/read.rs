@@ -6,6 +6,7 @@ use watershed_protocol::{Encoding, Freshness, Representation, Selection, is_buil
 
 use super::list::ListPlan;
 use super::refusal_form::RefusalForm;
+use super::selected::planned_bytes;
 use super::table::TablePlan;
 use super::watch::WatchPlan;
 use crate::access::AccessAttributes;
@@ -28,7 +29,7 @@ pub(in crate::serve) struct ReadPlan {
     pub(in crate::serve) scope: ScopeChoice,
     /// The namespace and the selectors, without the name of a get and the shard of others.
     pub(in crate::serve) selection: Selection,
-    /// Bytes that the selectors take while the answer is sent.
+    /// Bytes that the selectors take while an answer is sent, as long as a watch is open.
     pub(in crate::serve) selector_bytes: u64,
     pub(in crate::serve) kind: ReadKind,
     /// The form of refusals: the encoding that the client likes best, even if the type's objects
@@ -84,6 +85,11 @@ impl SelectedSize {
 }
 
 impl ReadPlan {
+    /// Returns the bytes that the selectors take in this plan.
+    pub(in crate::serve) fn planned_selector_bytes(&self) -> u64 {
+        planned_bytes(self.selector_bytes)
+    }
+
     /// Returns `true` if the client gets objects in this encoding indented.
     pub(in crate::serve) fn is_indented(&self, encoding: Encoding) -> bool {
         self.refusals.indented && encoding == Encoding::Json

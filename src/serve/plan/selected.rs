@@ -15,6 +15,8 @@ const MAX_REQUIREMENTS: usize = 256;
 
 /// Copies of a selector that an open watch keeps: one selects, the other is reviewed again.
 const COPIES: u64 = 2;
+/// Copies that a plan keeps: these, those of the whole selection, and of the scope that is asked for.
+const PLANNED_COPIES: u64 = 4;
 /// Bytes that a value of a selector takes in all copies, besides its text.
 const VALUE_BYTES: u64 = 64;
 
@@ -22,11 +24,16 @@ const VALUE_BYTES: u64 = 64;
 pub(super) struct Selected {
     pub(super) filter: ViewFilter,
     pub(super) selectors: Selectors,
-    /// Bytes that the selectors take while the answer is sent.
+    /// Bytes that the selectors take while an answer is sent.
     pub(super) bytes: u64,
     /// The selectors as authorization sees them.
     pub(super) reviewed: ReviewSelectors,
     pub(super) scope: ScopeChoice,
+}
+
+/// Returns the bytes that selectors take in a plan, if they take `sent` while an answer is sent.
+pub(super) fn planned_bytes(sent: u64) -> u64 {
+    sent / COPIES * PLANNED_COPIES
 }
 
 impl Selected {

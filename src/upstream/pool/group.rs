@@ -95,7 +95,7 @@ impl ConnectionGroup {
             identity,
             upstream: upstream.clone(),
             dialer: Arc::clone(dialer),
-            connections: Arc::new(Semaphore::new(limits.connections)),
+            connections: Arc::new(Semaphore::new(limits.of_class(class))),
             limits: limits.clone(),
             idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
             dialing_alone: Semaphore::new(DIALS_ALONE),
@@ -301,12 +301,11 @@ impl ConnectionGroup {
     }
 
     async fn connect(&self, avoid: &AvoidedAddresses) -> Result<HttpConnection, UpstreamError> {
-        let permits = [&self.connections, &self.limits.all].map(|connections| {
-            let permit = Arc::clone(connections).try_acquire_owned();
-            permit.map_err(|_| UpstreamError::Exhausted)
-        });
-        let [of_group, of_all] = permits;
-        let permits = [of_group?, of_all?];
+        let of_group = Arc::clone(&self.connections).try_acquire_owned();
+        let of_group = of_group.map_err(|_| UpstreamError::Exhausted)?;
+        let shared = self.limits.shared.take(self.class).await;
+        let (of_all, of_long) = shared.ok_or(UpstreamError::Exhausted)?;
+        let permits = (of_group, of_all, of_long);
         let credentials = self.upstream.current();
         // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
         let dialed =

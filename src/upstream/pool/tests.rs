@@ -328,3 +328,46 @@ async fn a_failed_connection_fails_every_request_that_waits_for_it() {
     let results = join_all((0..200).map(|_| send(&client, get("/")))).await;
     assert!(results.iter().all(Result::is_err));
 }
+
+#[tokio::test]
+async fn requests_that_stay_open_leave_connections_to_short_ones() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP1, |request, _| async move {
+        match request.uri().path() {
+            "/open" => Response::new(hanging()),
+            _ => text("short".to_owned()),
+        }
+    })
+    .await;
+    let upstream = upstream_of(&pki, &api).await;
+    let limits = PoolLimits::within(8);
+    let [one, other] = [(); 2].map(|()| {
+        let identity = TlsIdentity::NoCertificate;
+        Pool::new(&upstream, identity, &Arc::default(), &limits)
+    });
+    let ask = async |pool: &Pool, class, path: &str| {
+        soon(pool.send(class, get(path), SendOptions::default())).await
+    };
+    let mut open = Vec::new();
+    for (class, most) in [
+        (ConnectionClass::Relayed, 4),
+        (ConnectionClass::LongForward, 2),
+    ] {
+        for _ in 0..most {
+            open.push(ask(&one, class, "/open").await.unwrap());
+        }
+        let more = ask(&one, class, "/open").await;
+        assert!(matches!(more, Err(UpstreamError::Exhausted)), "{class:?}");
+    }
+    let short = async |pool: &Pool| {
+        let answer = ask(pool, ConnectionClass::Short, "/").await.unwrap();
+        read(answer.into_body()).await.unwrap()
+    };
+    assert_eq!(short(&one).await, "short");
+    // Its connection is idle now, and so are the next ones.
+    let several = join_all([(); 2].map(|()| short(&one))).await;
+    assert_eq!(several, ["short"; 2]);
+    let several = join_all([(); 2].map(|()| short(&other))).await;
+    assert_eq!(several, ["short"; 2], "idle connections end for others");
+    drop(open);
+}

@@ -285,7 +285,7 @@ impl ObjectFilter {
     /// Source: apiserver `pkg/endpoints/handlers/get.go` (`ListResource`).
     pub(crate) fn of_name(self, name: &str) -> Result<Self, Failure> {
         let selected = self.fields.required_value("metadata.name");
-        if !name.is_empty() && selected.is_some_and(|selected| selected != name) {
+        if !name.is_empty() && !self.fields.requirements().is_empty() && selected != Some(name) {
             let message = "fieldSelector metadata.name doesn't match requested name";
             return Err(Failure::bad_request(message));
         }
