@@ -130,6 +130,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Refuses values that fit their schema, and not each other. */}}
 {{- define "watershed.checkValues" -}}
+{{- /* Values of labels may have characters that names of objects may not have. */ -}}
+{{- if and (not .Values.fullnameOverride) (not (regexMatch "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$" (default "" .Values.nameOverride))) -}}
+{{- fail (printf "nameOverride: objects cannot be named after %s. Use small letters, digits and hyphens, or set fullnameOverride" .Values.nameOverride) -}}
+{{- end -}}
 {{- $https := include "watershed.httpsPort" . -}}
 {{- if eq $https (include "watershed.adminPort" .) -}}
 {{- fail (printf "ports: the proxy and its admin listener cannot both have port %s. Set ports.https or ports.admin to another one" $https) -}}
@@ -256,13 +260,14 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 
 {{/* Types that the configuration adds, as GROUP/RESOURCE. */}}
 {{- define "watershed.namedTypes" -}}
+{{- $config := .Values.config | default dict -}}
 {{- $named := list -}}
-{{- range .Values.config.resources -}}
+{{- range $config.resources -}}
 {{- if and (hasKey . "cache") (not (has (toString .cache) (list "false" "never"))) -}}
 {{- $named = append $named (printf "%s/%s" (default "" .group) .resource) -}}
 {{- end -}}
 {{- end -}}
-{{- range .Values.config.scopes -}}
+{{- range $config.scopes -}}
 {{- $named = append $named (printf "%s/%s" (default "" .group) .resource) -}}
 {{- end -}}
 {{- /* Events of both groups are the same objects, and one entry is about both. */ -}}
@@ -274,7 +279,8 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 
 {{/* Types that are cached without being named: all, node or none. */}}
 {{- define "watershed.cachedByDefault" -}}
-{{- $cache := ternary (toString .Values.config.cache) "" (hasKey .Values.config "cache") -}}
+{{- $config := .Values.config | default dict -}}
+{{- $cache := ternary (toString $config.cache) "" (hasKey $config "cache") -}}
 {{- if and (eq .Values.kind "DaemonSet") .Values.daemonSet.nodePreset (has $cache (list "" "false" "never")) -}}node
 {{- else if has $cache (list "false" "never") -}}none
 {{- else -}}all
@@ -289,8 +295,9 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 
 {{/* Types that are cached in some namespaces only, and these namespaces: a JSON object by GROUP/RESOURCE. */}}
 {{- define "watershed.partlyCached" -}}
+{{- $config := .Values.config | default dict -}}
 {{- $namespaces := dict -}}
-{{- range .Values.config.scopes -}}
+{{- range $config.scopes -}}
 {{- $type := include "watershed.typeName" . -}}
 {{- /* Without namespaces a scope is about all, which is "" here. */ -}}
 {{- $_ := set $namespaces $type (concat (default list (get $namespaces $type)) (.namespaces | default (list ""))) -}}
@@ -300,7 +307,7 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- $_ := set $namespaces $leases (list "kube-node-lease") -}}
 {{- end -}}
 {{- $onDemand := dict -}}
-{{- range .Values.config.resources -}}
+{{- range $config.resources -}}
 {{- if hasKey . "selectorScopes" -}}
 {{- $_ := set $onDemand (include "watershed.typeName" .) .selectorScopes -}}
 {{- end -}}
@@ -308,7 +315,7 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- $parts := dict -}}
 {{- range $type, $list := $namespaces -}}
 {{- /* Clients open scopes of any namespace. */ -}}
-{{- $everywhere := ternary (get $onDemand $type) $.Values.config.selectorScopes (hasKey $onDemand $type) -}}
+{{- $everywhere := ternary (get $onDemand $type) $config.selectorScopes (hasKey $onDemand $type) -}}
 {{- if not (or $everywhere (has "" $list)) -}}
 {{- $_ := set $parts $type (uniq $list) -}}
 {{- end -}}

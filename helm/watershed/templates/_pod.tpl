@@ -104,15 +104,22 @@ spec:
           {{- end }}
         - name: admin
           containerPort: {{ include "watershed.adminPort" . }}
+      {{- $probes := .Values.probes | default dict }}
       startupProbe:
         {{- include "watershed.probe" (list . "/livez") | nindent 8 }}
-        {{- toYaml .Values.probes.startup | nindent 8 }}
+        {{- with $probes.startup }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       livenessProbe:
         {{- include "watershed.probe" (list . "/livez") | nindent 8 }}
-        {{- toYaml .Values.probes.liveness | nindent 8 }}
+        {{- with $probes.liveness }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       readinessProbe:
         {{- include "watershed.probe" (list . "/readyz") | nindent 8 }}
-        {{- toYaml .Values.probes.readiness | nindent 8 }}
+        {{- with $probes.readiness }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       {{- with .Values.preStopSeconds }}
       lifecycle:
         preStop:
