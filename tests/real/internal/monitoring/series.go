@@ -1,6 +1,7 @@
 package monitoring
 
 import (
+	"fmt"
 	"slices"
 )
 
@@ -129,6 +130,16 @@ func reviews(failed float64) []Series {
 		Named(Rising(failed), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable"),
 		Named(Rising(600), "watershed_access_reviews_total", "kind", "subjectaccessreview", "result", "answered"),
 	}
+}
+
+// quietReviews returns a series of reviews for each of so many proxies that have few.
+func quietReviews(values []float64, proxies int, result string) (all []Series) {
+	for i := range proxies {
+		pod := fmt.Sprint("quiet-", i)
+		all = append(all, Named(values, "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", result,
+			"pod", pod, "instance", pod+":6480"))
+	}
+	return all
 }
 
 // steps returns a series of two hours that has another value for its last minutes.
@@ -328,6 +339,13 @@ var Cases = map[string]Case{
 			Named(Rising(1), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "answered"),
 			Named(steps(0, 2, 5), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "unavailable"),
 		},
+	},
+	"two of ten proxies had two failed reviews each": {
+		Series: slices.Concat(quietReviews(Rising(0.5), 10, "answered"), quietReviews(steps(0, 2, 5), 2, "unavailable")),
+	},
+	"reviews of many proxies fail, each of which has few": {
+		Series: slices.Concat(quietReviews(Rising(0.5), 10, "answered"), quietReviews(Rising(0.2), 10, "unavailable")),
+		Fires:  []string{"WatershedReviewsFailing"},
 	},
 	"few forwarded requests, of which three failed": {
 		Series: []Series{
