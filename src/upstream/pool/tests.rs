@@ -138,7 +138,7 @@ async fn relayed_requests_share_connections_only_where_there_can_be_no_more() {
     .await;
     let upstream = upstream_of(&pki, &api).await;
     let limits = PoolLimits {
-        connections: 2,
+        relayed: 2,
         ..PoolLimits::default()
     };
     let pool = Pool::new(
