@@ -90,7 +90,7 @@ fn upstream_capacity(files: usize, clients: usize) -> UpstreamCapacity {
     let tunnels = left / 2;
     let forwarded = (left - tunnels) / 2;
     UpstreamCapacity {
-        // Fewer than one would be no limit to some, and the end to others.
+        // None would refuse every request.
         own: (left - tunnels - forwarded).max(1),
         forwarded: forwarded.max(1),
         tunnels: tunnels.max(1),

@@ -26,6 +26,7 @@ mod resend;
 
 use elsewhere::Elsewhere;
 use group::ConnectionGroup;
+use limits::IdleConnections;
 use resend::{FailedAttempt, ResendPolicy};
 
 pub(super) use limits::{MAX_CONNECTIONS, PoolLimits};
@@ -64,16 +65,15 @@ impl Pool {
             Arc::new(group)
         });
         let weak = groups.each_ref().map(Arc::downgrade);
-        let shared = Arc::clone(&limits.shared);
+        for group in weak.clone() {
+            limits.shared.join(group);
+        }
         tokio::spawn(async move {
             loop {
-                let idle = tokio::select! {
-                    () = tokio::time::sleep(SWEEP_INTERVAL) => IDLE_TIMEOUT,
-                    () = shared.wanted() => Duration::ZERO,
-                };
+                tokio::time::sleep(SWEEP_INTERVAL).await;
                 for group in &weak {
                     let Some(group) = group.upgrade() else { return };
-                    group.sweep(idle);
+                    group.sweep(IDLE_TIMEOUT);
                 }
             }
         });

@@ -27,8 +27,10 @@ pub struct Query<'a> {
 }
 
 impl<'a> Query<'a> {
-    /// More parameters than anybody needs; Go refuses all of a query with over 10,000.
+    /// More parameters than anybody needs.
     const MAX: usize = 1_000;
+    /// Pieces, empty ones among them, beyond which Go reads none of them.
+    const MAX_OF_GO: usize = 10_000;
 
     /// Reads what can be read. Without a query there are no parameters.
     pub fn parse(query: Option<&'a str>) -> Self {
@@ -36,7 +38,7 @@ impl<'a> Query<'a> {
         let mut parsed = Self {
             text,
             pairs: Vec::new(),
-            is_whole: true,
+            is_whole: text.bytes().filter(|&byte| byte == b'&').count() < Self::MAX_OF_GO,
         };
         for piece in text.split('&').filter(|piece| !piece.is_empty()) {
             match parameter(piece) {
@@ -56,13 +58,14 @@ impl<'a> Query<'a> {
     }
 
     /// Returns `true` if every piece of the query could be read. Upstream drops malformed ones silently, and
-    /// takes text that is no UTF-8 as it is. Pieces beyond a thousand are not read.
+    /// takes text that is no UTF-8 as it is. Parameters beyond a thousand are not read here, and of very many
+    /// pieces upstream reads none.
     pub fn is_whole(&self) -> bool {
         self.is_whole
     }
 
     /// Returns `true` if any piece of the query has this name, whatever its value. It looks at all of them.
-    pub fn names(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         let mut pieces = self.text.split('&');
         pieces.any(|piece| {
             let given = piece.split_once('=').map_or(piece, |(given, _)| given);
@@ -208,10 +211,12 @@ mod tests {
                 "{query}"
             );
         }
+        let most = format!("{}watch=1", "&".repeat(10_000));
+        assert!(!Query::parse(Some(&most)).is_whole());
         let more = format!("{}watch=1", "a&".repeat(2_000));
         let more = Query::parse(Some(&more));
         assert_eq!((more.first("watch"), more.is_whole()), (None, false));
-        assert!(more.names("watch") && !more.names("watc"));
+        assert!(more.has_name("watch") && !more.has_name("watc"));
     }
 
     #[test]
@@ -226,7 +231,7 @@ mod tests {
         ] {
             let parsed = Query::parse(Some(query));
             assert_eq!(parsed.without("a"), without, "{query}");
-            assert_eq!(parsed.names("a"), with.is_some(), "{query}");
+            assert_eq!(parsed.has_name("a"), with.is_some(), "{query}");
             let changed = parsed.with("a", "x y");
             assert_eq!(changed.as_deref(), with, "{query}");
             if let Some(changed) = changed {

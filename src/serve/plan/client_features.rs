@@ -86,10 +86,10 @@ fn agent(headers: &HeaderMap) -> &str {
 }
 
 /// Returns a URI that names `sendInitialEvents` without the parameter that it requires, so that
-/// upstream refuses it; `None` if it is not named.
+/// upstream refuses it, or does not see the name either; `None` if it is not named.
 fn without_version_match(uri: &Uri) -> Option<Uri> {
     let query = Query::parse(uri.query());
-    if !query.names(INITIAL_EVENTS) {
+    if !query.has_name(INITIAL_EVENTS) {
         return None;
     }
     with_query(uri, &query.without(VERSION_MATCH))
@@ -145,6 +145,10 @@ mod tests {
             (
                 "watch=1&sendInitialEvents=%ff&resourceVersionMatch=NotOlderThan",
                 Some("watch=1&sendInitialEvents=%ff"),
+            ),
+            (
+                "watch=1&sendInitialEvents=%zz&resourceVersionMatch=NotOlderThan",
+                Some("watch=1&sendInitialEvents=%zz"),
             ),
             ("watch=1&resourceVersionMatch=NotOlderThan", None),
             ("watch=1", None),

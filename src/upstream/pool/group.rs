@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::limits::PoolLimits;
+use super::limits::{IdleConnections, PoolLimits};
 use super::options::AvoidedAddresses;
 use crate::upstream::class::ConnectionClass;
 use crate::upstream::connection::{
@@ -303,7 +303,7 @@ impl ConnectionGroup {
     async fn connect(&self, avoid: &AvoidedAddresses) -> Result<HttpConnection, UpstreamError> {
         let of_group = Arc::clone(&self.connections).try_acquire_owned();
         let of_group = of_group.map_err(|_| UpstreamError::Exhausted)?;
-        let shared = self.limits.shared.take(self.class).await;
+        let shared = self.limits.shared.take(self.class);
         let (of_all, of_long) = shared.ok_or(UpstreamError::Exhausted)?;
         let permits = (of_group, of_all, of_long);
         let credentials = self.upstream.current();
@@ -330,9 +330,15 @@ impl ConnectionGroup {
         ))
         .await
     }
+}
+
+impl IdleConnections for ConnectionGroup {
+    fn class(&self) -> ConnectionClass {
+        self.class
+    }
 
     /// Drops connections that are dead, idle for this long, or unused with old credentials.
-    pub(super) fn sweep(&self, idle: Duration) {
+    fn sweep(&self, idle: Duration) {
         let generation = self.upstream.current().generation;
         let mut state = self.state.lock();
         state.http2.retain(|connection| {

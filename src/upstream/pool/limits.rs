@@ -1,9 +1,9 @@
 //! Limits of the connections of pools.
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::upstream::class::ConnectionClass;
 
@@ -20,8 +20,9 @@ const ALONE_DIVISOR: usize = 8;
 const RELAYED_DIVISOR: usize = 2;
 /// Divisor: a quarter of all is left for short requests, while long ones have taken the rest.
 const SHORT_DIVISOR: usize = 4;
-/// Time in which idle connections end where there can be no more.
-const ENDING_IDLE: Duration = Duration::from_millis(200);
+/// Idle time after which a connection ends where another one is needed. New ones have their first request by
+/// then.
+const UNNEEDED_AFTER: Duration = Duration::from_millis(50);
 
 /// Limits of each group of a pool. Cheap to clone.
 #[derive(Clone)]
@@ -41,8 +42,17 @@ pub(in crate::upstream) struct SharedConnections {
     all: Arc<Semaphore>,
     /// Those of all that requests may take which stay open.
     long: Arc<Semaphore>,
-    /// Somebody needs a connection, and all are taken.
-    wanted: Notify,
+    /// The groups, whose idle connections end where there can be no more.
+    groups: Mutex<Vec<Weak<dyn IdleConnections>>>,
+}
+
+/// The connections of a group, some of which may be idle.
+pub(super) trait IdleConnections: Send + Sync {
+    /// Returns the class of the requests on them.
+    fn class(&self) -> ConnectionClass;
+
+    /// Drops those that have been idle for this long.
+    fn sweep(&self, idle: Duration);
 }
 
 /// The permits of a connection: one of all, and of those for long requests if it is for such.
@@ -63,7 +73,7 @@ impl PoolLimits {
     /// Returns the limit of a class's group.
     pub(super) fn of_class(&self, class: ConnectionClass) -> usize {
         match class {
-            ConnectionClass::Relayed => self.relayed,
+            ConnectionClass::Relayed => self.relayed.min(self.connections),
             ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => {
                 self.connections
             }
@@ -84,20 +94,22 @@ impl SharedConnections {
         Self {
             all: Arc::new(Semaphore::new(all)),
             long: Arc::new(Semaphore::new(long)),
-            wanted: Notify::new(),
+            groups: Mutex::default(),
         }
     }
 
-    /// Takes the permits of a connection. Where none is left, idle connections of other groups end for it.
-    /// Returns `None` if none does.
-    pub(super) async fn take(&self, class: ConnectionClass) -> Option<SharedPermits> {
-        if let Some(permits) = self.try_take(class) {
-            return Some(permits);
-        }
-        // Boxed: every request's future would hold it.
-        Box::pin(timeout(ENDING_IDLE, self.take_of_idle(class)))
-            .await
-            .ok()?
+    /// Adds a group to those that share the connections.
+    pub(super) fn join(&self, group: Weak<dyn IdleConnections>) {
+        self.groups.lock().push(group);
+    }
+
+    /// Takes the permits of a connection. Where none is left, connections that are idle end for it.
+    /// Returns `None` if none is.
+    pub(super) fn take(&self, class: ConnectionClass) -> Option<SharedPermits> {
+        self.try_take(class).or_else(|| {
+            self.end_idle();
+            self.try_take(class)
+        })
     }
 
     fn try_take(&self, class: ConnectionClass) -> Option<SharedPermits> {
@@ -110,19 +122,18 @@ impl SharedConnections {
         Some((permit(&self.all)?, of_long))
     }
 
-    async fn take_of_idle(&self, class: ConnectionClass) -> Option<SharedPermits> {
-        self.wanted.notify_waiters();
-        let permit = async |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned().await.ok();
-        let of_long = if class.is_long() {
-            Some(permit(&self.long).await?)
-        } else {
-            None
-        };
-        Some((permit(&self.all).await?, of_long))
-    }
-
-    /// Waits until idle connections should end, as somebody needs theirs.
-    pub(super) async fn wanted(&self) {
-        self.wanted.notified().await;
+    fn end_idle(&self) {
+        // Those of short requests would make no room for long ones.
+        let is_any = self.all.available_permits() == 0;
+        let mut groups = self.groups.lock();
+        groups.retain(|group| {
+            let Some(group) = group.upgrade() else {
+                return false;
+            };
+            if is_any || group.class().is_long() {
+                group.sweep(UNNEEDED_AFTER);
+            }
+            true
+        });
     }
 }
