@@ -31,7 +31,7 @@ const WORTHWHILE: Duration = Duration::from_secs(30);
 const REVIEWED_FOR: Duration = Duration::from_secs(30);
 /// Limit of the memory for the selectors of a followed watch. Others stay with upstream to their
 /// end.
-const MAX_SELECTOR_BYTES: u64 = 4 << 10;
+const MAX_SELECTOR_BYTES: u64 = 8 << 10;
 /// Limit of a frame that is put together from several chunks. etcd limits an object to 1.5 MiB.
 const MAX_FRAME_BYTES: usize = 8 << 20;
 
