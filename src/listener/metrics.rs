@@ -36,8 +36,8 @@ const CUT: Metric<Counter, 2> = Metric::new(
     "Connections that were closed because of what their client did or failed to do, by listener and reason: \
      handshake-timeout, proxy-header (a load balancer sent none that can be used), header-timeout (or a head \
      was long while many were incomplete), write-stall (the client did not read), idle (it did not end when \
-     asked to), resets (most requests were taken back), settings (too many SETTINGS frames), pings (too many PING or PRIORITY frames), full (others \
-     needed its place).",
+     asked to), resets (most requests were taken back), settings (too many SETTINGS frames), pings (too many \
+     PING or PRIORITY frames), full (others needed its place).",
 );
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
     "watershed_responses_terminated_total",

@@ -52,7 +52,7 @@ struct CostState {
     cheap_reads: CheapReads,
 }
 
-/// What earlier proofs have shown.
+/// The facts that earlier proofs have shown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Measurements {
     bytes_per_object: Option<f64>,
