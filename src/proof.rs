@@ -115,7 +115,7 @@ struct AnswerOfUpstream {
 /// The provers of all scopes.
 pub(crate) struct Provers {
     client: UpstreamClient,
-    /// By the scopes' random numbers.
+    /// By `Scope::id`.
     provers: Mutex<HashMap<u64, Arc<Prover>>>,
 }
 

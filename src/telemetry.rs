@@ -95,13 +95,12 @@ fn logs_to<W: Write + 'static>(
     // The certificate verifier logs failures that the returned errors report anyway.
     let mut env_filter =
         EnvFilter::try_new(filter)?.add_directive("rustls_platform_verifier=off".parse()?);
-    if !filter.contains("h2=") {
-        // It warns of each connection that breaks its rules, which a client can do again and again.
-        env_filter = env_filter.add_directive("h2=error".parse()?);
-    }
-    if !filter.contains("rustls=") {
-        // It warns of what clients say when they close a connection, as Java's do.
-        env_filter = env_filter.add_directive("rustls=error".parse()?);
+    // They warn of what clients do again and again: connections that break the rules of HTTP/2, or end TLS
+    // with a warning, as Java's do.
+    for noisy in ["h2", "rustls"] {
+        if !filter.contains(&format!("{noisy}=")) {
+            env_filter = env_filter.add_directive(format!("{noisy}=error").parse()?);
+        }
     }
     let builder = tracing_subscriber::fmt()
         .with_env_filter(env_filter)

@@ -170,6 +170,19 @@ fn print_differently(
     upstream.faults().end_watches();
 }
 
+/// Waits until an answer from memory has this color at this JSON pointer.
+async fn shows_from_memory(program: &Program, path: &str, pointer: &str, color: &str) {
+    let wanted = (color.to_owned(), "snapshot".to_owned());
+    becomes("the answer", wanted, async || {
+        let answer = program.proxied.get(Protocol::Http2, path).await;
+        let json = answer.json();
+        let shown = json.pointer(pointer).and_then(|color| color.as_str());
+        let source = answer.header("x-watershed-source").to_owned();
+        (shown.unwrap_or_default().to_owned(), source)
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_object_of_a_custom_type_in_another_form_is_no_error_the_first_time() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
@@ -181,17 +194,7 @@ async fn an_object_of_a_custom_type_in_another_form_is_no_error_the_first_time()
         upstream.admin_token(),
     );
     let shows = async |color: &str| {
-        becomes(
-            "the list from memory",
-            (color.to_owned(), "snapshot".to_owned()),
-            async || {
-                let list = program.proxied.get(Protocol::Http2, LIST).await;
-                let shown = list.json()["items"][0]["spec"]["color"].clone();
-                let source = list.header("x-watershed-source").to_owned();
-                (shown.as_str().unwrap_or_default().to_owned(), source)
-            },
-        )
-        .await;
+        shows_from_memory(&program, LIST, "/items/0/spec/color", color).await;
         let list =
             async |of: &Endpoint| of.get(Protocol::Http2, LIST).await.json()["items"].clone();
         assert_eq!(list(&program.proxied).await, list(&direct).await);
@@ -235,19 +238,7 @@ async fn an_object_of_a_built_in_type_in_another_form_is_an_error() {
     state.create(&configmaps, &object("yellow")).unwrap();
     let program = Program::start(&upstream).await;
     let path = "/api/v1/namespaces/default/configmaps/early?resourceVersion=0";
-    let shows = async |color: &str| {
-        becomes(
-            "the object from memory",
-            (color.to_owned(), "snapshot".to_owned()),
-            async || {
-                let object = program.proxied.get(Protocol::Http2, path).await;
-                let shown = object.json()["data"]["color"].clone();
-                let source = object.header("x-watershed-source").to_owned();
-                (shown.as_str().unwrap_or_default().to_owned(), source)
-            },
-        )
-        .await;
-    };
+    let shows = async |color| shows_from_memory(&program, path, "/data/color", color).await;
     shows("yellow").await;
     state.update(&configmaps, &object("red")).unwrap();
     shows("red").await;

@@ -506,32 +506,19 @@ mod tests {
     #[test]
     fn json_is_indented_for_people() {
         let agent = |text| HeaderMap::from_iter([(USER_AGENT, HeaderValue::from_static(text))]);
-        assert!(wants_pretty(&Query::parse(None), &agent("curl/8.5.0")));
-        assert!(wants_pretty(
-            &Query::parse(Some("pretty=")),
-            &agent("Mozilla/5.0 (X11)")
-        ));
-        assert!(wants_pretty(
-            &Query::parse(Some("limit=1&pretty=true")),
-            &agent("kubectl/v1.37")
-        ));
-        assert!(!wants_pretty(
-            &Query::parse(Some("pretty=false")),
-            &agent("curl/8.5.0")
-        ));
-        assert!(!wants_pretty(
-            &Query::parse(Some("pretty=yes")),
-            &agent("Wget/1")
-        ));
-        assert!(wants_pretty(
-            &Query::parse(Some("p%72etty=0")),
-            &agent("Wget/1")
-        ));
-        assert!(!wants_pretty(
-            &Query::parse(Some("p%72etty=0&x=pretty")),
-            &agent("Wget/1")
-        ));
-        assert!(!wants_pretty(&Query::parse(None), &agent("kubectl/v1.37")));
+        for (query, name, is_pretty) in [
+            (None, "curl/8.5.0", true),
+            (Some("pretty="), "Mozilla/5.0 (X11)", true),
+            (Some("limit=1&pretty=true"), "kubectl/v1.37", true),
+            (Some("pretty=false"), "curl/8.5.0", false),
+            (Some("pretty=yes"), "Wget/1", false),
+            (Some("p%72etty=0"), "Wget/1", true),
+            (Some("p%72etty=0&x=pretty"), "Wget/1", false),
+            (None, "kubectl/v1.37", false),
+        ] {
+            let found = wants_pretty(&Query::parse(query), &agent(name));
+            assert_eq!(found, is_pretty, "{query:?} of {name}");
+        }
         assert!(!wants_pretty(&Query::parse(None), &HeaderMap::new()));
     }
 
