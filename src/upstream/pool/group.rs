@@ -61,7 +61,8 @@ pub(super) struct DialElsewhere {
 /// bound, a server that ends each at once would be dialled for as long as the request waits.
 const MAX_ENDED: usize = 3;
 
-/// Connections that are made at a time for one request each.
+/// Connections that are made at a time for one request each, where so many may be. More would take those that
+/// other requests are to share, which would be refused.
 const DIALS_ALONE: usize = 16;
 
 /// Time to wait until another such connection may be made. Requests share connections then.
@@ -98,7 +99,7 @@ impl ConnectionGroup {
             connections: Arc::new(Semaphore::new(limits.of_class(class))),
             limits: limits.clone(),
             idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
-            dialing_alone: Semaphore::new(DIALS_ALONE),
+            dialing_alone: Semaphore::new(DIALS_ALONE.min(limits.alone)),
             state: Mutex::default(),
         }
     }

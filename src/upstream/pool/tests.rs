@@ -218,6 +218,23 @@ async fn many_relayed_requests_share_connections() {
 }
 
 #[tokio::test]
+async fn relayed_requests_wait_for_connections_that_others_make() {
+    const REQUESTS: usize = 100;
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { Response::new(hanging()) }).await;
+    let upstream = upstream_of(&pki, &api).await;
+    let limits = PoolLimits::within(16);
+    let identity = TlsIdentity::NoCertificate;
+    let pool = Pool::new(&upstream, identity, &Arc::default(), &limits);
+    let class = ConnectionClass::Relayed;
+    let ask = || soon(pool.send(class, get("/"), SendOptions::default()));
+    let open = join_all((0..REQUESTS).map(|_| ask())).await;
+    assert!(REQUESTS <= limits.relayed * class.windows().streams);
+    let failed = open.iter().filter(|answer| answer.is_err()).count();
+    assert_eq!(failed, 0, "there is room for all");
+}
+
+#[tokio::test]
 async fn http1_connections_serve_one_request_after_the_other() {
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP1, |request, _| async move {
