@@ -12,7 +12,6 @@ use http::Response;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::class::ConnectionClass;
@@ -25,9 +24,11 @@ use crate::headers::VIA;
 use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream};
 
 mod lease;
+mod room;
 mod silence;
 
 pub(super) use lease::{Lease, NotSent};
+pub(super) use room::{ConnectionPermits, Room};
 pub(super) use silence::AwaitedBy;
 use silence::UnansweredRequests;
 
@@ -93,7 +94,7 @@ pub(super) struct Http2Connection {
     release: KnownRelease,
     /// No request is to follow one whose answer was given up.
     is_alone: bool,
-    _permits: ConnectionPermits,
+    permits: ConnectionPermits,
     /// Streams go on after the server has said that the connection ends.
     _open: OpenConnection,
 }
@@ -107,7 +108,7 @@ pub(super) struct Http1Connection {
     opened: Instant,
     /// Its request is the last one.
     retired: bool,
-    _permits: ConnectionPermits,
+    permits: ConnectionPermits,
 }
 
 /// The address that sent an answer, and the connection that it came by: an extension of every
@@ -126,13 +127,6 @@ pub(super) struct IdleHttp1 {
     upstream: Upstream,
     pub(super) connections: Mutex<VecDeque<Http1Connection>>,
 }
-
-/// The permits of a connection: of its group, of all, and of those for long requests if it is for such.
-pub(super) type ConnectionPermits = (
-    OwnedSemaphorePermit,
-    OwnedSemaphorePermit,
-    Option<OwnedSemaphorePermit>,
-);
 
 type Http2Driver = http2::Connection<TokioIo<DialedStream>, Body, TokioExecutor>;
 
@@ -168,7 +162,7 @@ pub(super) async fn handshake(
             idle_since,
             opened: idle_since,
             retired: false,
-            _permits: permits,
+            permits,
         }));
     }
     let (sender, mut driver) = http2_builder(class)
@@ -188,7 +182,7 @@ pub(super) async fn handshake(
         unanswered: UnansweredRequests::default(),
         release: KnownRelease::default(),
         is_alone: class.is_alone(),
-        _permits: permits,
+        permits,
         _open: open,
     };
     connection.spawn_driver(driver);
@@ -334,6 +328,7 @@ impl Http2Connection {
     fn give_back(&self) {
         *self.idle_since.lock() = Instant::now();
         self.streams.fetch_sub(1, Ordering::AcqRel);
+        self.permits.room().one_is_free();
     }
 }
 
@@ -421,7 +416,9 @@ impl IdleHttp1 {
     /// Keeps a connection that has done its work, unless newer credentials are in use.
     pub(super) fn put_back(&self, connection: Http1Connection) {
         if connection.generation == self.upstream.current().generation {
+            let room = connection.permits.room().clone();
             self.connections.lock().push_back(connection);
+            room.one_is_free();
         }
     }
 

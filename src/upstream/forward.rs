@@ -81,14 +81,9 @@ impl Forwarder {
         let dialer = Arc::new(Dialer::starting_at(fastrand::usize(..)));
         let connections = upstream.capacity().forwarded;
         let limits = PoolLimits::within(connections);
-        let of_unknown = PoolLimits {
-            connections: MAX_UNKNOWN_CONNECTIONS
-                .min(connections / UNKNOWN_DIVISOR)
-                .max(1),
-            // Each refused request ends its connection.
-            alone: 0,
-            ..limits.clone()
-        };
+        // Each refused request ends its connection: none is made for a single one.
+        let part = MAX_UNKNOWN_CONNECTIONS.min(connections / UNKNOWN_DIVISOR);
+        let of_unknown = limits.part(part.max(1));
         let [known, unknown, as_proxy] = [
             (TlsIdentity::NoCertificate, &limits),
             (TlsIdentity::NoCertificate, &of_unknown),

@@ -191,10 +191,12 @@ impl RequestInfo {
     /// likes. Logs are long-running for upstream either way, but end by themselves unless they are
     /// followed.
     pub fn may_stay_open(&self, query: &Query<'_>) -> bool {
+        // Of a query that is not whole, upstream may read more.
+        let may_ask_for = |name| !query.is_whole() && query.has_name(name);
         match self.subresource() {
-            Some(LOG) => query.flag("follow") == Some(true),
+            Some(LOG) => query.flag("follow") == Some(true) || may_ask_for("follow"),
             Some(part) if SESSIONS.contains(&part) => true,
-            _ => self.verb == Verb::Watch || self.legacy_watch,
+            _ => self.verb == Verb::Watch || self.legacy_watch || may_ask_for("watch"),
         }
     }
 

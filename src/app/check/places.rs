@@ -42,11 +42,13 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
 /// Returns `true` if one process cannot listen on both. With port 0 the system chooses another port
 /// for each.
 fn clash(one: SocketAddr, other: SocketAddr) -> bool {
-    let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
-    let is_same_family = one.is_ipv4() == other.is_ipv4();
+    let includes = |any: SocketAddr, ip: SocketAddr| {
+        // On Linux, `[::]` takes the addresses of IPv4 as well.
+        any.ip().is_unspecified() && (any.is_ipv6() || ip.is_ipv4())
+    };
     one.port() != 0
         && one.port() == other.port()
-        && (one.ip() == other.ip() || (is_any && is_same_family))
+        && (one.ip() == other.ip() || includes(one, other) || includes(other, one))
 }
 
 async fn can_listen(address: SocketAddr, flag: &str, findings: &mut Findings) {
@@ -76,6 +78,8 @@ mod tests {
             ("127.0.0.1:6443", "127.0.0.1:6443", true),
             ("0.0.0.0:6443", "127.0.0.1:6443", true),
             ("[::1]:6443", "[::]:6443", true),
+            ("[::]:6443", "127.0.0.1:6443", true),
+            ("0.0.0.0:6443", "[::1]:6443", false),
             ("127.0.0.1:6443", "127.0.0.1:6444", false),
             ("127.0.0.1:6443", "127.0.0.2:6443", false),
             ("127.0.0.1:0", "127.0.0.1:0", false),

@@ -7,14 +7,14 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
 
-use super::limits::{IdleConnections, PoolLimits};
+use super::limits::{IdleConnections, PoolLimits, UNNEEDED_AFTER};
 use super::options::AvoidedAddresses;
 use crate::upstream::class::ConnectionClass;
 use crate::upstream::connection::{
-    self, Http2Connection, HttpConnection, IdleHttp1, Lease, ServedBy,
+    self, ConnectionPermits, Http2Connection, HttpConnection, IdleHttp1, Lease, Room, ServedBy,
 };
 use crate::upstream::error::UpstreamError;
 use crate::upstream::server::Upstream;
@@ -30,6 +30,7 @@ pub(in crate::upstream) struct ConnectionGroup {
     limits: PoolLimits,
     /// Connections that there may be beside those that there are.
     connections: Arc<Semaphore>,
+    room: Room,
     pub(super) idle_http1: Arc<IdleHttp1>,
     /// Connections that are made at a time for one request each.
     dialing_alone: Semaphore,
@@ -68,6 +69,9 @@ const DIALS_ALONE: usize = 16;
 /// Time to wait until another such connection may be made. Requests share connections then.
 const DIALING_WAIT: Duration = Duration::from_millis(500);
 
+/// Time that a request waits for a stream or for room for a connection, where there is neither.
+const ROOM_WAIT: Duration = Duration::from_secs(2);
+
 /// The open connection on which a stream is taken.
 #[derive(Clone, Copy)]
 enum StreamChoice {
@@ -97,6 +101,7 @@ impl ConnectionGroup {
             upstream: upstream.clone(),
             dialer: Arc::clone(dialer),
             connections: Arc::new(Semaphore::new(limits.of_class(class))),
+            room: Room::default(),
             limits: limits.clone(),
             idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
             dialing_alone: Semaphore::new(DIALS_ALONE.min(limits.alone)),
@@ -109,8 +114,20 @@ impl ConnectionGroup {
         self.state.lock().exclusive
     }
 
-    /// Leases a stream on an open connection, or on a new one.
+    /// Leases a stream on an open connection, or on a new one. Waits for one where there can be no more.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
+        let deadline = Instant::now() + ROOM_WAIT;
+        loop {
+            match self.lease_now().await {
+                Err(UpstreamError::Exhausted) if Instant::now() < deadline => {
+                    self.room.may_be_free().await;
+                }
+                leased => return leased,
+            }
+        }
+    }
+
+    async fn lease_now(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
         if self.class.is_alone()
             && self.limits.alone > 0
             && let Some(lease) = self.lease_alone().await?
@@ -258,6 +275,7 @@ impl ConnectionGroup {
                 HttpConnection::Http2(connection) => {
                     state.exclusive = false;
                     state.http2.push(connection);
+                    group.room.has_grown();
                 }
                 HttpConnection::Http1(connection) => {
                     state.exclusive = true;
@@ -288,6 +306,7 @@ impl ConnectionGroup {
                 // Always succeeds: its limit is above zero, and nobody else knows it yet.
                 connection.take_any_stream();
                 state.http2.push(Arc::clone(&connection));
+                self.room.has_grown();
                 Ok(Lease::http2(connection, false))
             }
             HttpConnection::Http1(connection) => {
@@ -301,12 +320,24 @@ impl ConnectionGroup {
         }
     }
 
+    /// Takes the permits of a connection; `None` if there can be no more.
+    fn permits(&self) -> Option<ConnectionPermits> {
+        let of_group = self.permit_of_group().or_else(|| {
+            // Those with old credentials are of no use, and not counted as idle for long.
+            self.sweep(UNNEEDED_AFTER);
+            self.permit_of_group()
+        })?;
+        let mut permits = self.limits.shared.take(self.class)?;
+        permits.push(of_group);
+        Some(ConnectionPermits::new(permits, self.room.clone()))
+    }
+
+    fn permit_of_group(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.connections).try_acquire_owned().ok()
+    }
+
     async fn connect(&self, avoid: &AvoidedAddresses) -> Result<HttpConnection, UpstreamError> {
-        let of_group = Arc::clone(&self.connections).try_acquire_owned();
-        let of_group = of_group.map_err(|_| UpstreamError::Exhausted)?;
-        let shared = self.limits.shared.take(self.class);
-        let (of_all, of_long) = shared.ok_or(UpstreamError::Exhausted)?;
-        let permits = (of_group, of_all, of_long);
+        let permits = self.permits().ok_or(UpstreamError::Exhausted)?;
         let credentials = self.upstream.current();
         // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
         let dialed =

@@ -18,18 +18,18 @@ const MAX_ALONE: usize = 256;
 const ALONE_DIVISOR: usize = 8;
 /// Divisor: connections of relayed requests are half of all at most, shared ones among them.
 const RELAYED_DIVISOR: usize = 2;
-/// Divisor: a quarter of all is left for short requests, while long ones have taken the rest.
+/// Divisor: a quarter of all, at least one, is left for short requests, while long ones have taken the rest.
 const SHORT_DIVISOR: usize = 4;
 /// Idle time after which a connection ends where another one is needed. New ones have their first request by
 /// then.
-const UNNEEDED_AFTER: Duration = Duration::from_millis(50);
+pub(super) const UNNEEDED_AFTER: Duration = Duration::from_millis(50);
 
 /// Limits of each group of a pool. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::upstream) struct PoolLimits {
     /// Connections of a group.
     pub(in crate::upstream) connections: usize,
-    /// Connections of the group of relayed requests.
+    /// Connections of a group of relayed requests.
     pub(in crate::upstream) relayed: usize,
     /// Connections up to which a relayed request has one to itself.
     pub(in crate::upstream) alone: usize,
@@ -42,6 +42,10 @@ pub(in crate::upstream) struct SharedConnections {
     all: Arc<Semaphore>,
     /// Those of all that requests may take which stay open.
     long: Arc<Semaphore>,
+    /// Those of the long ones that relayed requests may take.
+    relayed: Arc<Semaphore>,
+    /// The connections of which these are a part.
+    whole: Option<Arc<SharedConnections>>,
     /// The groups, whose idle connections end where there can be no more.
     groups: Mutex<Vec<Weak<dyn IdleConnections>>>,
 }
@@ -55,18 +59,30 @@ pub(super) trait IdleConnections: Send + Sync {
     fn sweep(&self, idle: Duration);
 }
 
-/// The permits of a connection: one of all, and of those for long requests if it is for such.
-pub(in crate::upstream) type SharedPermits = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
-
 impl PoolLimits {
     /// Returns the limits of pools that may have so many connections together.
     pub(in crate::upstream) fn within(connections: usize) -> Self {
-        let connections_of_group = MAX_CONNECTIONS.min(connections);
+        Self::of(SharedConnections::new(connections, None), connections)
+    }
+
+    /// Returns the limits of other pools, which may have so many of these connections together. None of their
+    /// relayed requests has a connection to itself.
+    pub(in crate::upstream) fn part(&self, connections: usize) -> Self {
+        let whole = Some(Arc::clone(&self.shared));
+        let part = SharedConnections::new(connections, whole);
         Self {
-            connections: connections_of_group,
-            relayed: connections_of_group.min((connections / RELAYED_DIVISOR).max(1)),
+            alone: 0,
+            ..Self::of(part, connections)
+        }
+    }
+
+    fn of(shared: SharedConnections, connections: usize) -> Self {
+        let of_group = MAX_CONNECTIONS.min(connections);
+        Self {
+            connections: of_group,
+            relayed: of_group.min(relayed_of(connections)),
             alone: MAX_ALONE.min(connections / ALONE_DIVISOR),
-            shared: Arc::new(SharedConnections::new(connections)),
+            shared: Arc::new(shared),
         }
     }
 
@@ -88,38 +104,49 @@ impl Default for PoolLimits {
 }
 
 impl SharedConnections {
-    fn new(connections: usize) -> Self {
+    fn new(connections: usize, whole: Option<Arc<SharedConnections>>) -> Self {
         let all = connections.clamp(1, Semaphore::MAX_PERMITS);
-        let long = (all - all / SHORT_DIVISOR).max(1);
+        let long = (all - (all / SHORT_DIVISOR).max(1)).max(1);
+        let [all, long, relayed] =
+            [all, long, relayed_of(all)].map(|permits| Arc::new(Semaphore::new(permits)));
         Self {
-            all: Arc::new(Semaphore::new(all)),
-            long: Arc::new(Semaphore::new(long)),
+            all,
+            long,
+            relayed,
+            whole,
             groups: Mutex::default(),
         }
     }
 
     /// Adds a group to those that share the connections.
     pub(super) fn join(&self, group: Weak<dyn IdleConnections>) {
+        if let Some(whole) = &self.whole {
+            whole.join(Weak::clone(&group));
+        }
         self.groups.lock().push(group);
     }
 
-    /// Takes the permits of a connection. Where none is left, connections that are idle end for it.
-    /// Returns `None` if none is.
-    pub(super) fn take(&self, class: ConnectionClass) -> Option<SharedPermits> {
-        self.try_take(class).or_else(|| {
+    /// Takes a connection's permits, of each limit that it counts for. Where none is left, connections that are
+    /// idle end for it. Returns `None` if none is.
+    pub(super) fn take(&self, class: ConnectionClass) -> Option<Vec<OwnedSemaphorePermit>> {
+        let mut permits = self.take_own(class).or_else(|| {
             self.end_idle();
-            self.try_take(class)
-        })
+            self.take_own(class)
+        })?;
+        if let Some(whole) = &self.whole {
+            permits.append(&mut whole.take(class)?);
+        }
+        Some(permits)
     }
 
-    fn try_take(&self, class: ConnectionClass) -> Option<SharedPermits> {
-        let permit = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_owned().ok();
-        let of_long = if class.is_long() {
-            Some(permit(&self.long)?)
-        } else {
-            None
+    fn take_own(&self, class: ConnectionClass) -> Option<Vec<OwnedSemaphorePermit>> {
+        let of = match class {
+            ConnectionClass::Short => &[&self.all][..],
+            ConnectionClass::Watch | ConnectionClass::LongForward => &[&self.all, &self.long],
+            ConnectionClass::Relayed => &[&self.all, &self.long, &self.relayed],
         };
-        Some((permit(&self.all)?, of_long))
+        let permit = |of: &&Arc<Semaphore>| Arc::clone(of).try_acquire_owned().ok();
+        of.iter().map(permit).collect()
     }
 
     fn end_idle(&self) {
@@ -136,4 +163,9 @@ impl SharedConnections {
             true
         });
     }
+}
+
+/// Returns how many of so many connections relayed requests may take.
+fn relayed_of(connections: usize) -> usize {
+    (connections / RELAYED_DIVISOR).max(1)
 }

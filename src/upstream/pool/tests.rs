@@ -20,6 +20,7 @@ use watershed_connect::{Address, CONNECT_TIMEOUT};
 
 mod answers;
 mod elsewhere;
+mod limits;
 mod resends;
 
 /// The settings of an HTTP/2 server that allows a hundred streams.
@@ -218,23 +219,6 @@ async fn many_relayed_requests_share_connections() {
 }
 
 #[tokio::test]
-async fn relayed_requests_wait_for_connections_that_others_make() {
-    const REQUESTS: usize = 100;
-    let pki = Pki::new();
-    let api = Api::start(&pki, HTTP2, |_, _| async { Response::new(hanging()) }).await;
-    let upstream = upstream_of(&pki, &api).await;
-    let limits = PoolLimits::within(16);
-    let identity = TlsIdentity::NoCertificate;
-    let pool = Pool::new(&upstream, identity, &Arc::default(), &limits);
-    let class = ConnectionClass::Relayed;
-    let ask = || soon(pool.send(class, get("/"), SendOptions::default()));
-    let open = join_all((0..REQUESTS).map(|_| ask())).await;
-    assert!(REQUESTS <= limits.relayed * class.windows().streams);
-    let failed = open.iter().filter(|answer| answer.is_err()).count();
-    assert_eq!(failed, 0, "there is room for all");
-}
-
-#[tokio::test]
 async fn http1_connections_serve_one_request_after_the_other() {
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP1, |request, _| async move {
@@ -344,48 +328,4 @@ async fn a_failed_connection_fails_every_request_that_waits_for_it() {
     let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
     let results = join_all((0..200).map(|_| send(&client, get("/")))).await;
     assert!(results.iter().all(Result::is_err));
-}
-
-#[tokio::test]
-async fn requests_that_stay_open_leave_connections_to_short_ones() {
-    let pki = Pki::new();
-    let api = Api::start(&pki, HTTP1, |request, _| async move {
-        match request.uri().path() {
-            "/open" => Response::new(hanging()),
-            _ => text("short".to_owned()),
-        }
-    })
-    .await;
-    let upstream = upstream_of(&pki, &api).await;
-    let limits = PoolLimits::within(8);
-    let [one, other] = [(); 2].map(|()| {
-        let identity = TlsIdentity::NoCertificate;
-        Pool::new(&upstream, identity, &Arc::default(), &limits)
-    });
-    let ask = async |pool: &Pool, class, path: &str| {
-        soon(pool.send(class, get(path), SendOptions::default())).await
-    };
-    let mut open = Vec::new();
-    for (class, most) in [
-        (ConnectionClass::Relayed, 4),
-        (ConnectionClass::LongForward, 2),
-    ] {
-        for _ in 0..most {
-            open.push(ask(&one, class, "/open").await.unwrap());
-        }
-        let more = ask(&one, class, "/open").await;
-        assert!(matches!(more, Err(UpstreamError::Exhausted)), "{class:?}");
-    }
-    let short = async |pool: &Pool| {
-        let answer = ask(pool, ConnectionClass::Short, "/").await.unwrap();
-        read(answer.into_body()).await.unwrap()
-    };
-    assert_eq!(short(&one).await, "short");
-    // Each pool's connections are idle for a while before the next requests.
-    for pool in [&one, &other] {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        let both = join_all([(); 2].map(|()| short(pool))).await;
-        assert_eq!(both, ["short"; 2]);
-    }
-    drop(open);
 }

@@ -114,6 +114,15 @@ fn logs_may_stay_open_while_they_are_followed() {
     assert!(!may_stay_open(None));
     assert!(get("/api/v1/pods?watch=1").may_stay_open(&Query::parse(Some("watch=1"))));
     assert!(!get("/api/v1/pods").may_stay_open(&Query::parse(None)));
+    let many = "a&".repeat(1_000);
+    for (path, name) in [
+        ("/api/v1/pods", "watch=1"),
+        ("/api/v1/namespaces/a/pods/b/log", "follow=1"),
+    ] {
+        let query = format!("{many}{name}");
+        let info = RequestInfo::parse(&Method::GET, path, Some(&query));
+        assert!(info.may_stay_open(&Query::parse(Some(&query))), "{path}");
+    }
 }
 
 #[test]
