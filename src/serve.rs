@@ -1,14 +1,14 @@
 //! Answers requests: from memory where that is exactly what upstream would say, else upstream does.
 //!
 //! `ProxyService::answer` is the sequence of phases that a request passes through. `ServiceParts`
-//! has what they need:
+//! has a part for each:
 //!
 //! 1. `plan` decides what answers a request, by the request and the operator's `policy`. Both are in
 //!    an `exchange` from then on.
 //! 2. `limits` tells what its caller may still take.
-//! 3. `from_memory` authorizes the caller by `review`. `reads` opens the scope and waits until it is
-//!    fresh, and `answer` makes the response. `forwarding` sends all other requests to upstream.
-//! 4. `completion` adds the headers that all responses have, and `usage` counts what is sent.
+//! 3. `FromMemory` authorizes the caller by `review`. `reads` opens the scope and waits until it is
+//!    fresh, and `answer` makes the response. `Forwarding` sends all other requests to upstream.
+//! 4. `Completer` adds the headers that all responses have, and `usage` counts what is sent.
 mod always_open;
 mod answer;
 mod audit_id;
@@ -28,6 +28,7 @@ mod reads;
 mod review;
 mod shadow;
 mod source;
+mod stored_response;
 mod target;
 mod unanswered;
 mod unread_body;
@@ -122,7 +123,7 @@ impl ProxyService {
 
     /// Returns the counters of what clients were given.
     pub fn usage(&self) -> Usage {
-        self.parts.usage.clone()
+        self.parts.completer.usage.clone()
     }
 
     /// Keeps the scopes open that the policy wants open before the first request.
@@ -141,7 +142,7 @@ impl ProxyService {
                 metrics::filtered(flag);
                 self.refused(answer::filtered(flag), request, &peer)
             }
-            None => match self.parts.chain.accept(request.headers()) {
+            None => match self.parts.completer.chain.accept(request.headers()) {
                 Ok(from_proxy) => self.answer(request, peer, from_proxy).await,
                 Err(error) => {
                     refusal_log::refused_chain(&error, request.headers(), peer.address.ip());
@@ -229,7 +230,7 @@ impl ProxyService {
         let mut exchange = self.plan(request, (peer, client), started).await;
         let in_flight = InFlight::begin(&exchange.labels, exchange.plan.may_be_silent());
         let admission = parts.admit(&exchange).await;
-        let from_memory = parts.answer_from_memory(&mut exchange, &admission).await;
+        let from_memory = parts.from_memory.answer(&mut exchange, &admission).await;
         let (from_memory, shadow) = if parts.policy.verification.shadow {
             shadow::instead(&exchange, from_memory)
         } else {
@@ -260,10 +261,11 @@ impl ProxyService {
             }
             // Boxed: the requests that are answered from memory need no room for it.
             Err(unanswered) => {
-                Box::pin(parts.answer_otherwise(exchange, &mut completion, unanswered)).await
+                let forwarding = &parts.forwarding;
+                Box::pin(forwarding.answer(exchange, &mut completion, unanswered)).await
             }
         };
-        completion.complete(parts, made)
+        completion.complete(&parts.completer, made)
     }
 }
 

@@ -8,19 +8,26 @@ use watershed_protocol::Verb;
 use super::answer::{self, Answer};
 use super::audit_id;
 use super::limits::exceeded::LimitExceeded;
-use super::limits::memory::{AnswerOrigin, AnsweredRequest};
+use super::limits::memory::{AnswerOrigin, AnsweredRequest, RequestMemory};
 use super::limits::refusal_log;
 use super::limits::requests::Admission;
 use super::metrics::InFlight;
-use super::parts::ServiceParts;
 use super::source::{AnswerSource, ForwardReason};
-use super::usage::HeldAnswer;
-use crate::access::{Caller, Credential, Identity};
+use super::usage::{HeldAnswer, Usage};
+use crate::access::{Access, Caller, Credential, Identity};
 use crate::audit::AuditRecord;
 use crate::body::{Body, Finite};
 use crate::fairness::Share;
-use crate::headers;
-use crate::upstream::ConnectionClass;
+use crate::headers::{self, VIA};
+use crate::upstream::{ConnectionClass, ProxyChain};
+
+/// The parts that complete responses: they count what is sent, and name this proxy to others.
+pub(super) struct Completer {
+    pub(super) usage: Usage,
+    pub(super) request_memory: Arc<RequestMemory>,
+    pub(super) access: Access,
+    pub(super) chain: Arc<ProxyChain>,
+}
 
 /// The facts about a request that are still needed once it was forwarded.
 pub(super) struct Completion {
@@ -73,6 +80,21 @@ impl MadeResponse {
     }
 }
 
+impl Completer {
+    /// Names the proxies up to the API server to another proxy, if it is a known caller. Nobody
+    /// else learns of them, neither from this proxy nor from upstream's answer.
+    fn add_via_header(&self, proxy: Option<(Caller, Option<Credential>)>, headers: &mut HeaderMap) {
+        match proxy {
+            Some((caller, credential)) if self.access.is_known(&caller, credential.as_ref()) => {
+                headers.insert(VIA, self.chain.answer());
+            }
+            _ => {
+                headers.remove(VIA);
+            }
+        }
+    }
+}
+
 impl Completion {
     /// Returns the share of the memory of requests that this one has, if it was admitted.
     pub(super) fn memory(&mut self) -> Option<&mut Share> {
@@ -90,8 +112,8 @@ impl Completion {
     }
 
     /// Adds the headers of every response, counts it, and begins the records that end with its body.
-    pub(super) fn complete(mut self, parts: &ServiceParts, made: MadeResponse) -> Response<Body> {
-        let (made, held) = self.hold(parts, made);
+    pub(super) fn complete(mut self, completer: &Completer, made: MadeResponse) -> Response<Body> {
+        let (made, held) = self.hold(&completer.request_memory, made);
         let is_watch = self.is_watch(&made.response);
         let MadeResponse {
             source,
@@ -105,7 +127,7 @@ impl Completion {
             response.headers_mut().remove(headers::HISTORY);
         }
         audit_id::never_index(response.headers_mut());
-        parts.add_via_header(self.proxy, response.headers_mut());
+        completer.add_via_header(self.proxy, response.headers_mut());
         response
             .headers_mut()
             .insert(headers::SOURCE, source.header());
@@ -125,7 +147,7 @@ impl Completion {
         };
         let user = self.user.as_ref().map(|identity| identity.user.as_str());
         let agent = self.agent.as_ref().and_then(|agent| agent.to_str().ok());
-        let usage = &parts.usage;
+        let usage = &completer.usage;
         let meter = usage.answered(source, user, agent.unwrap_or_default(), is_watch, held);
         let extensions = completed.extensions_mut();
         extensions.insert(meter);
@@ -139,7 +161,7 @@ impl Completion {
     /// tells what upstream has done.
     fn hold(
         &mut self,
-        parts: &ServiceParts,
+        memories: &RequestMemory,
         made: MadeResponse,
     ) -> (MadeResponse, Option<HeldAnswer>) {
         let memory = match &mut self.admission {
@@ -150,7 +172,6 @@ impl Completion {
             return (made, None);
         };
         let user = self.user.as_deref();
-        let memories = &parts.request_memory;
         match memories.hold(memory, user, self.answered_by(&made), &made.response) {
             Ok(held) => (made, held),
             Err(exceeded) => {

@@ -1,16 +1,15 @@
 //! Sends requests to upstream that are not answered from memory.
-pub(super) mod coalesce;
-pub(super) mod documents;
-pub(super) mod orderly_end;
+mod coalesce;
+mod orderly_end;
 mod remaining_time;
 mod slow_leaders;
-pub(super) mod slow_upload;
-pub(super) mod stored_response;
+mod slow_upload;
 mod stream_position;
-pub(super) mod takeover;
+mod takeover;
 
 use std::net::IpAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
@@ -21,32 +20,66 @@ use super::answer::{self, Answer};
 use super::completion::{Completion, MadeResponse};
 use super::exchange::Exchange;
 use super::from_memory::VERDICT_WAIT;
-use super::limits::forwards::ForwardPermit;
+use super::limits::forwards::{ForwardLimits, ForwardPermit};
+use super::limits::memory::RequestMemory;
 use super::limits::{refusal_log, unknown_callers};
-use super::parts::ServiceParts;
 use super::plan::request_deadline::RequestDeadline;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
+use super::reads::open::ScopeOpener;
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
 use super::unread_body;
-use crate::access::{Caller, Credential, Identity, is_of_api_server};
+use crate::access::{Access, Caller, Credential, Identity, is_of_api_server};
 use crate::body::{self, Body, holding, holding_until_end};
+use crate::drain::DrainWatch;
 use crate::fairness::{QueueTurn, Share};
 use crate::listener::{LastOfConnection, PeerConnection};
 use crate::log_throttle::LogThrottle;
-use crate::upstream::{ConnectionClass, ForwardIdentity, ForwardOptions, UpstreamError};
-use coalesce::CoalescerSlot;
+use crate::upstream::{ConnectionClass, ForwardIdentity, ForwardOptions, Forwarder, UpstreamError};
+use coalesce::{Coalescer, CoalescerSlot};
 use remaining_time::with_time_left;
 use slow_upload::SlowUpload;
+use takeover::Takeovers;
 
 /// Requests that failed on their way to upstream. Clients can have them fail, too.
 static NOT_FORWARDED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
-impl ServiceParts {
+/// The parts that answer what memory does not: the forwarder, its limits, and what saves requests to upstream.
+pub(super) struct Forwarding {
+    forwarder: Forwarder,
+    access: Access,
+    coalescer: Coalescer,
+    takeovers: Takeovers,
+    limits: ForwardLimits,
+    request_memory: Arc<RequestMemory>,
+    draining: DrainWatch,
+}
+
+impl Forwarding {
+    /// Puts the parts together. Watches are taken over by scopes of `opener`.
+    pub(super) fn new(
+        forwarder: Forwarder,
+        opener: ScopeOpener,
+        access: Access,
+        limits: ForwardLimits,
+        request_memory: Arc<RequestMemory>,
+        draining: DrainWatch,
+    ) -> Self {
+        Self {
+            coalescer: Coalescer::new(forwarder.clone(), opener.scopes.budget()),
+            takeovers: Takeovers::new(access.clone(), opener),
+            forwarder,
+            access,
+            limits,
+            request_memory,
+            draining,
+        }
+    }
+
     /// Answers a request that memory does not answer: refuses it, gives it the answer to another, or
     /// forwards it.
-    pub(super) async fn answer_otherwise(
+    pub(super) async fn answer(
         &self,
         mut exchange: Exchange<'_>,
         completion: &mut Completion,
@@ -140,7 +173,7 @@ impl ServiceParts {
         review::authorize_read(exchange, read).await?;
         let user = exchange.remembered().await;
         let capacity = self.forwarder.capacity();
-        let limits = &self.forward_limits;
+        let limits = &self.limits;
         let share = limits.share_of_known(exchange, user.as_ref(), capacity)?;
         let identity = exchange.caller.forward_identity();
         let shared = slot.answer(exchange.headers(), identity, share);
@@ -166,7 +199,7 @@ impl ServiceParts {
         }
         unknown_callers::admit_forward(exchange).await?;
         let capacity = self.forwarder.capacity();
-        let (limits, user) = (&self.forward_limits, completion.user.as_ref());
+        let (limits, user) = (&self.limits, completion.user.as_ref());
         let admitted = limits.admit(exchange, user, capacity).await;
         admitted.inspect_err(|_| exchange.record_refused(user))
     }
@@ -253,7 +286,7 @@ impl ServiceParts {
             caller.is_known = true;
             caller.connection.set_known();
             // It would count as an unknown caller's for as long as it stays open.
-            let (limits, capacity) = (&self.forward_limits, self.forwarder.capacity());
+            let (limits, capacity) = (&self.limits, self.forwarder.capacity());
             share = share.map(|unknown| limits.accepted(caller.address, unknown, capacity));
         }
         if let Some(memory) = completion.memory().filter(|_| caller.is_known) {

@@ -1,8 +1,10 @@
 //! Answers requests from memory: authorizes them, opens what they read, and waits until it is fresh.
-pub(super) mod checkpoint_answers;
-pub(super) mod verdict_answers;
+mod checkpoint_answers;
+mod documents;
+mod verdict_answers;
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use watershed_protocol::{Status, Verb};
@@ -10,31 +12,83 @@ use watershed_protocol::{Status, Verb};
 use super::answer::{self, Answer, ListContext, WatchContext};
 use super::exchange::Exchange;
 use super::limits::exceeded::LimitExceeded;
+use super::limits::memory::RequestMemory;
+use super::limits::reads::ReadLimits;
 use super::limits::requests::Admission;
-use super::parts::ServiceParts;
+use super::limits::watches::WatchLimits;
+use super::metrics::Meters;
 use super::plan::document_request::DocumentRequest;
 use super::plan::request_deadline::RequestDeadline;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::reads::freshness::{self, FreshScope, ReadOrigin};
+use super::reads::open::ScopeOpener;
 use super::reads::{large_answers, unfolding};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
-use crate::access::{Caller, ReviewType, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
+use super::verify::Verifier;
+use crate::access::{Access, Caller, ReviewType, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
 use crate::body::holding;
+use crate::drain::DrainWatch;
 use crate::headers::VIA;
-use crate::proof::WaitingGet;
+use crate::proof::{GetCrowds, Provers, WaitingGet};
+use crate::upstream::UpstreamClient;
 use crate::watcher::ContentCoding;
 use checkpoint_answers::CheckpointAnswers;
+use documents::DocumentCache;
+use verdict_answers::VerdictAnswers;
 
 /// Time after which a verdict is asked for again if the answer is only made then. An API server
 /// waits for at most three seconds between the two.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (`blockTimeout`).
 pub(super) const VERDICT_WAIT: Duration = Duration::from_secs(3);
 
-impl ServiceParts {
+/// The parts that answer from memory: scopes, proofs that they are fresh, and the limits of answers.
+pub(super) struct FromMemory {
+    opener: ScopeOpener,
+    access: Access,
+    provers: Provers,
+    gets: GetCrowds,
+    documents: DocumentCache,
+    checkpoints: CheckpointAnswers,
+    verdicts: VerdictAnswers,
+    verifier: Verifier,
+    request_memory: Arc<RequestMemory>,
+    read_limits: ReadLimits,
+    watch_limits: WatchLimits,
+    draining: DrainWatch,
+    meters: Meters,
+}
+
+impl FromMemory {
+    /// Puts the parts together. `client` asks upstream for proofs and documents.
+    pub(super) fn new(
+        opener: ScopeOpener,
+        access: Access,
+        client: UpstreamClient,
+        request_memory: Arc<RequestMemory>,
+        draining: DrainWatch,
+    ) -> Self {
+        let (policy, budget) = (&opener.policy, opener.scopes.budget());
+        Self {
+            provers: Provers::new(client.clone()),
+            gets: GetCrowds::default(),
+            verifier: Verifier::new(client.clone(), policy.verification, budget),
+            documents: DocumentCache::new(client, budget),
+            checkpoints: CheckpointAnswers::default(),
+            verdicts: VerdictAnswers::default(),
+            read_limits: ReadLimits::new(policy.users),
+            watch_limits: WatchLimits::within(budget, policy.users),
+            meters: Meters::default(),
+            opener,
+            access,
+            request_memory,
+            draining,
+        }
+    }
+
     /// Answers a request from memory, or returns why not.
-    pub(super) async fn answer_from_memory(
+    pub(super) async fn answer(
         &self,
         exchange: &mut Exchange<'_>,
         admission: &Result<Admission, LimitExceeded>,
@@ -64,10 +118,11 @@ impl ServiceParts {
             PlannedAction::Document(document) => self.document(exchange, document).await,
             PlannedAction::Checkpoint(checkpoint) => {
                 let identity = review::identify_known(exchange).await?;
-                CheckpointAnswers::expect_held(&self.scopes, checkpoint)?;
+                let scopes = &self.opener.scopes;
+                CheckpointAnswers::expect_held(scopes, checkpoint)?;
                 review::authorize_checkpoint(exchange, &identity, checkpoint).await?;
                 let user = identity.user.as_str();
-                let answer = self.checkpoints.answer(&self.scopes, user, checkpoint);
+                let answer = self.checkpoints.answer(scopes, user, checkpoint);
                 Ok(answer.await?)
             }
             // Boxed: other requests need no room for it.
@@ -119,7 +174,7 @@ impl ServiceParts {
         fresh: &FreshScope,
         reviewed: ReviewedAccess,
     ) -> Result<Answer, Unanswered> {
-        let (budget, headers) = (self.scopes.budget(), exchange.headers());
+        let (budget, headers) = (self.opener.scopes.budget(), exchange.headers());
         large_answers::refuse(budget, &fresh.opened, read)?;
         let coding = match &read.kind {
             ReadKind::Watch(watch) => answer::watch_coding(&fresh.opened, watch, headers).await,

@@ -1,61 +1,37 @@
-//! The parts of the service: caches, limits, and the forwarder.
+//! The parts of the service, one for each phase that a request passes through.
 use std::sync::Arc;
 
-use http::HeaderMap;
-
+use super::completion::Completer;
 use super::exchange::Exchange;
-use super::forwarding::coalesce::Coalescer;
-use super::forwarding::documents::DocumentCache;
-use super::forwarding::takeover::Takeovers;
-use super::from_memory::checkpoint_answers::CheckpointAnswers;
-use super::from_memory::verdict_answers::VerdictAnswers;
+use super::forwarding::Forwarding;
+use super::from_memory::FromMemory;
 use super::limits::exceeded::LimitExceeded;
 use super::limits::forwards::ForwardLimits;
 use super::limits::memory::RequestMemory;
-use super::limits::reads::ReadLimits;
 use super::limits::requests::{Admission, Limiter};
 use super::limits::unknown_callers;
-use super::limits::watches::WatchLimits;
-use super::metrics::Meters;
 use super::plan::optional_parameters::ParameterProbe;
 use super::policy::CachingPolicy;
 use super::reads::open::ScopeOpener;
 use super::usage::Usage;
-use super::verify::Verifier;
-use crate::access::{Access, Caller, Credential};
+use crate::access::Access;
 use crate::catalog::Catalog;
 use crate::drain::DrainWatch;
-use crate::headers::VIA;
-use crate::proof::{GetCrowds, Provers};
 use crate::scope::Scopes;
-use crate::upstream::{Forwarder, ProxyChain, UpstreamClient};
+use crate::upstream::{Forwarder, UpstreamClient};
 
 /// Everything that answers requests.
 pub(super) struct ServiceParts {
     pub(super) catalog: Catalog,
     pub(super) policy: Arc<CachingPolicy>,
-    pub(super) scopes: Scopes,
-    pub(super) opener: ScopeOpener,
     pub(super) access: Access,
-    pub(super) limiter: Limiter,
-    pub(super) request_memory: RequestMemory,
-    pub(super) forward_limits: ForwardLimits,
-    pub(super) watch_limits: WatchLimits,
-    pub(super) read_limits: ReadLimits,
-    pub(super) verifier: Verifier,
-    pub(super) provers: Provers,
-    pub(super) documents: DocumentCache,
-    pub(super) checkpoints: CheckpointAnswers,
-    pub(super) verdicts: VerdictAnswers,
     pub(super) parameters: ParameterProbe,
-    pub(super) gets: GetCrowds,
-    pub(super) coalescer: Coalescer,
-    pub(super) takeovers: Takeovers,
-    pub(super) forwarder: Forwarder,
-    pub(super) chain: Arc<ProxyChain>,
-    pub(super) draining: DrainWatch,
-    pub(super) meters: Meters,
-    pub(super) usage: Usage,
+    pub(super) opener: ScopeOpener,
+    limiter: Limiter,
+    request_memory: Arc<RequestMemory>,
+    pub(super) from_memory: FromMemory,
+    pub(super) forwarding: Forwarding,
+    pub(super) completer: Completer,
 }
 
 impl ServiceParts {
@@ -69,53 +45,43 @@ impl ServiceParts {
         draining: DrainWatch,
     ) -> Self {
         let policy = Arc::new(policy);
+        let request_memory = Arc::new(RequestMemory::within(scopes.budget()));
+        let tunnels = client.upstream().capacity().tunnels;
+        let completer = Completer {
+            usage: Usage::within(scopes.budget()),
+            request_memory: Arc::clone(&request_memory),
+            access: access.clone(),
+            chain: Arc::clone(client.upstream().chain()),
+        };
         let opener = ScopeOpener {
             catalog: catalog.clone(),
             policy: Arc::clone(&policy),
-            scopes: scopes.clone(),
+            scopes,
         };
         Self {
-            takeovers: Takeovers::new(access.clone(), opener.clone()),
-            limiter: Limiter::new(policy.users),
-            request_memory: RequestMemory::within(scopes.budget()),
-            forward_limits: ForwardLimits::new(policy.users, client.upstream().capacity().tunnels),
-            watch_limits: WatchLimits::within(scopes.budget(), policy.users),
-            chain: Arc::clone(client.upstream().chain()),
-            read_limits: ReadLimits::new(policy.users),
-            verifier: Verifier::new(client.clone(), policy.verification, scopes.budget()),
-            provers: Provers::new(client.clone()),
             parameters: ParameterProbe::new(client.clone()),
-            documents: DocumentCache::new(client, scopes.budget()),
-            checkpoints: CheckpointAnswers::default(),
-            verdicts: VerdictAnswers::default(),
-            gets: GetCrowds::default(),
-            coalescer: Coalescer::new(forwarder.clone(), scopes.budget()),
-            usage: Usage::within(scopes.budget()),
+            limiter: Limiter::new(policy.users),
+            forwarding: Forwarding::new(
+                forwarder,
+                opener.clone(),
+                access.clone(),
+                ForwardLimits::new(policy.users, tunnels),
+                Arc::clone(&request_memory),
+                draining.clone(),
+            ),
+            from_memory: FromMemory::new(
+                opener.clone(),
+                access.clone(),
+                client,
+                Arc::clone(&request_memory),
+                draining,
+            ),
+            completer,
             catalog,
             policy,
-            scopes,
-            opener,
             access,
-            forwarder,
-            draining,
-            meters: Meters::default(),
-        }
-    }
-
-    /// Names the proxies up to the API server to another proxy, if it is a known caller. Nobody
-    /// else learns of them, neither from this proxy nor from upstream's answer.
-    pub(super) fn add_via_header(
-        &self,
-        proxy: Option<(Caller, Option<Credential>)>,
-        headers: &mut HeaderMap,
-    ) {
-        match proxy {
-            Some((caller, credential)) if self.access.is_known(&caller, credential.as_ref()) => {
-                headers.insert(VIA, self.chain.answer());
-            }
-            _ => {
-                headers.remove(VIA);
-            }
+            opener,
+            request_memory,
         }
     }
 

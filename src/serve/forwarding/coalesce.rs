@@ -24,12 +24,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::slow_leaders::{Leader, SlowLeaders};
-use super::stored_response::{ResponseBudget, StoredResponse};
 use crate::body::Body;
 use crate::budget::{MemoryBudget, MemoryClass};
 use crate::fairness::Share;
 use crate::serve::client_address::FORWARDED_FOR;
 use crate::serve::plan::request_key::RequestKey;
+use crate::serve::stored_response::{ResponseBudget, StoredResponse};
 use crate::shared_calls::{FlightPace, Singleflight};
 use crate::upstream::{AnswerError, ConnectionClass, ForwardIdentity, ForwardOptions, Forwarder};
 

@@ -13,12 +13,12 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use moka::sync::Cache;
 use tokio::time::timeout;
 
-use super::stored_response::{ResponseBudget, StoredResponse, share_of};
 use crate::body::{Body, empty};
 use crate::budget::{MemoryBudget, MemoryClass};
 use crate::serve::metrics;
 use crate::serve::plan::document_request::{DocumentRequest, is_simple_tag};
 use crate::serve::plan::request_key::RequestKey;
+use crate::serve::stored_response::{ResponseBudget, StoredResponse, share_of};
 use crate::shared_calls::{FlightPace, Singleflight};
 use crate::upstream::{
     AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient, in_time,
