@@ -3,7 +3,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::watch;
 use watershed_protocol::{Encoding, GroupVersionResource, ManagedFields, Representation};
 
 use super::cached::{Scope, ScopeParts};
@@ -11,8 +10,7 @@ use super::config::{Derivation, Retention, ScopeConfig};
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter, OpenSource, PrintingThreads};
 use super::key::{ObjectShape, ScopeKey};
 use super::open_scopes::OpenScopes;
-use super::phase::ScopePhase;
-use super::pump::{PumpParts, ScopeFeed, ScopePump, SharedByPumps};
+use super::pump::{PumpParts, ScopeFeed, ScopePump, SharedByPumps, ShownPhase};
 use super::timeline::Timeline;
 use crate::budget::MemoryBudget;
 use crate::store;
@@ -81,7 +79,7 @@ impl ScopeCreator {
     ) -> Arc<Scope> {
         let window = self.config.window_of(&key.gvr, retention.window);
         let (writer, reader) = store::new(window);
-        let (publish_phase, phase) = watch::channel(ScopePhase::Syncing);
+        let (shown_phase, phase) = ShownPhase::syncing();
         let group = &key.gvr.group;
         let aggregated = self.aggregated.get(&**group).cloned();
         let scope = Arc::new(Scope::new(ScopeParts {
@@ -106,7 +104,7 @@ impl ScopeCreator {
             scope: Arc::clone(&scope),
             feed: self.feed(&scope, target, &retention, opener),
             writer,
-            phase: publish_phase,
+            phase: shown_phase,
             budget,
             max_staleness: retention.max_staleness.unwrap_or(self.config.max_staleness),
             overdue: self.config.overdue,

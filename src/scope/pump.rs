@@ -15,6 +15,7 @@ mod restore;
 mod restoring;
 mod served;
 mod shared;
+mod shown_phase;
 mod staleness;
 mod stopping;
 mod streaming;
@@ -29,14 +30,11 @@ use tokio::sync::watch;
 use tokio::time::{self, sleep_until};
 use watershed_protocol::{BookmarkFormat, ReadDefaults};
 
-use super::cached::DifferingPart;
-use super::cached::Scope;
-use super::cached::ScopeSignal;
-use super::cached::discard;
+use super::cached::{DifferingPart, Scope, ScopeSignal, discard};
 use super::derived::DerivedStep;
 use super::key::ScopeKey;
 use super::metrics;
-use super::phase::{ReadyScope, ScopePhase};
+use super::phase::ReadyScope;
 use super::schema_changes::STORAGE_REBUILD;
 use super::timeline::Question;
 use crate::budget::MemoryBudget;
@@ -58,6 +56,7 @@ use streaming::StreamingLearner;
 
 pub(super) use feed::ScopeFeed;
 pub(super) use shared::SharedByPumps;
+pub(super) use shown_phase::ShownPhase;
 pub(crate) use stopping::REOPEN_AFTER;
 
 /// A scope whose schema changes again and again is listed after so many times that long.
@@ -78,7 +77,7 @@ pub(super) struct PumpParts {
     pub(super) scope: Arc<Scope>,
     pub(super) feed: ScopeFeed,
     pub(super) writer: StoreWriter,
-    pub(super) phase: watch::Sender<ScopePhase>,
+    pub(super) phase: ShownPhase,
     /// Answers that are compared with what is held are charged to it.
     pub(super) budget: MemoryBudget,
     pub(super) max_staleness: Duration,
@@ -468,13 +467,7 @@ impl ScopePump {
         let latest = first + MOST_REBUILDS * STORAGE_REBUILD;
         let due = (now + STORAGE_REBUILD).min(latest);
         self.schema_relist = Some(SchemaRelist { first, due });
-        self.served.phase.send_if_modified(|phase| {
-            let is_held = matches!(phase, ScopePhase::Ready(_) | ScopePhase::Stale(_));
-            if is_held {
-                *phase = ScopePhase::SchemaChanged;
-            }
-            is_held
-        });
+        self.served.phase.change_schema();
     }
 
     /// Drops everything held, as upstream has another history.
@@ -488,7 +481,7 @@ impl ScopePump {
 
     pub(super) fn drop_held(&mut self) {
         // Before the store, so that nobody takes an empty one for a state.
-        self.served.phase.send_replace(ScopePhase::Failing);
+        self.served.phase.fail();
         let charges = self.scope.memory.charges.lock().take();
         let replaced = self.served.writer.reset();
         // Others may have counted what was held after its charges were taken.

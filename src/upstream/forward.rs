@@ -83,7 +83,7 @@ impl Forwarder {
         let limits = PoolLimits::within(connections);
         // Each refused request ends its connection: none is made for a single one.
         let part = MAX_UNKNOWN_CONNECTIONS.min(connections / UNKNOWN_DIVISOR);
-        let of_unknown = limits.part(part.max(1));
+        let of_unknown = limits.part(part.max(2));
         let [known, unknown, as_proxy] = [
             (TlsIdentity::NoCertificate, &limits),
             (TlsIdentity::NoCertificate, &of_unknown),

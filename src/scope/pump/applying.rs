@@ -10,7 +10,7 @@ use super::{EventOrigin, ScopePump, WATCH_REOPEN};
 use crate::budget::MemoryLoad;
 use crate::scope::cached::discard;
 use crate::scope::metrics;
-use crate::scope::phase::{ReadyScope, ScopePhase};
+use crate::scope::phase::ReadyScope;
 use crate::store::{InconsistentEvent, Snapshot, SnapshotBuilder};
 use crate::upstream::{AnswerCompression, Change, ListedState};
 
@@ -109,8 +109,7 @@ impl ScopePump {
             self.name_server();
         }
         let charges = self.scope.memory.charges.lock().take();
-        let is_schema_changed = matches!(*self.served.phase.borrow(), ScopePhase::SchemaChanged);
-        let replaced = if is_schema_changed {
+        let replaced = if self.served.phase.is_schema_changed() {
             self.served.writer.replace_after_schema_change(snapshot)
         } else {
             self.served.writer.replace(snapshot)
@@ -131,13 +130,11 @@ impl ScopePump {
         if let Some(quarantines) = self.feed.source_quarantines() {
             self.scope.source.record_quarantines(quarantines);
         }
-        self.served
-            .phase
-            .send_replace(if self.schema_relist.is_some() {
-                ScopePhase::SchemaChanged
-            } else {
-                ScopePhase::Ready(ready)
-            });
+        if self.schema_relist.is_some() {
+            self.served.phase.await_schema();
+        } else {
+            self.served.phase.serve(ready);
+        }
         self.scope.print.set_release(None);
         if let Some(reflector) = self.feed.reflector() {
             self.release.record_list(reflector.listed_by());

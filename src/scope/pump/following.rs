@@ -6,7 +6,6 @@ use super::ScopePump;
 use super::staleness::DueChange;
 use crate::scope::cached::DifferingPart;
 use crate::scope::metrics;
-use crate::scope::phase::ScopePhase;
 use crate::upstream::{Reflector, ServedBy};
 
 impl ScopePump {
@@ -26,14 +25,13 @@ impl ScopePump {
     /// A derived scope whose printed objects differ is listed in JSON. If it is not shown at the moment, the
     /// next check finds that again.
     pub(super) fn quarantine(&mut self, part: DifferingPart) {
-        let phase = self.served.phase.borrow().clone();
-        if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = phase {
+        if self.served.phase.is_held() {
             // First, as scopes that are derived from this one may miss the phase.
             self.scope.differences.count_quarantine();
             if let Some(checkpoints) = &self.shared.earlier.checkpoints {
                 checkpoints.discard(&self.scope.key);
             }
-            self.served.phase.send_replace(ScopePhase::Quarantined);
+            self.served.phase.quarantine();
             if part == DifferingPart::Print {
                 self.feed.distrust();
             }
@@ -112,12 +110,6 @@ impl ScopePump {
             }
         }
         self.served.mark_lost();
-        self.served.phase.send_if_modified(|phase| {
-            let is_first = matches!(phase, ScopePhase::Syncing);
-            if is_first {
-                *phase = ScopePhase::Failing;
-            }
-            is_first
-        });
+        self.served.phase.fail_first_list();
     }
 }

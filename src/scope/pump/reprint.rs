@@ -10,7 +10,7 @@ use super::release::LearnedRelease;
 use crate::scope::cached::discard;
 use crate::scope::derived::ReprintedObjects;
 use crate::scope::metrics;
-use crate::scope::phase::{ReadyScope, ScopePhase};
+use crate::scope::phase::ReadyScope;
 use crate::store::StoredObject;
 use crate::upstream::{InitialEventsAnswer, PrintedForm, Release};
 use crate::work::{REPLACED_OBJECT, repeat};
@@ -244,14 +244,7 @@ impl ScopePump {
     /// Shows other properties of the type to readers.
     fn renew(&mut self, ready: ReadyScope) {
         let ready = Arc::new(ready);
-        self.ready = Some(Arc::clone(&ready));
-        self.served.phase.send_modify(|phase| match phase {
-            ScopePhase::Ready(shown) | ScopePhase::Stale(shown) => *shown = ready,
-            ScopePhase::Syncing
-            | ScopePhase::Failing
-            | ScopePhase::Quarantined
-            | ScopePhase::SchemaChanged
-            | ScopePhase::Stopped(_) => {}
-        });
+        self.served.phase.renew(&ready);
+        self.ready = Some(ready);
     }
 }

@@ -6,7 +6,6 @@ use super::ScopePump;
 use super::earlier_states::StateOrigin;
 use super::restoring::Restoring;
 use crate::scope::metrics;
-use crate::scope::phase::ScopePhase;
 use crate::upstream::KnownState;
 
 impl ScopePump {
@@ -101,7 +100,7 @@ impl ScopePump {
         );
         // It ages from now on, even if nothing ever arrives.
         self.served.mark_proven();
-        self.served.phase.send_replace(ScopePhase::Ready(ready));
+        self.served.phase.serve(ready);
     }
 
     /// Drops a restored state that upstream refuses to continue. The next change is a list, with

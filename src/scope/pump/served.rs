@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::shown_phase::ShownPhase;
 use super::staleness::{DueChange, StalenessChange, StalenessClock};
 use crate::scope::cached::Scope;
 use crate::scope::phase::ScopePhase;
@@ -17,7 +17,7 @@ use crate::store::StoreWriter;
 pub(super) struct ServedState {
     scope: Arc<Scope>,
     pub(super) writer: StoreWriter,
-    pub(super) phase: watch::Sender<ScopePhase>,
+    pub(super) phase: ShownPhase,
     pub(super) staleness: StalenessClock,
     /// Upstream ended the watch. Unless it is open again by then, the scope does not follow.
     pub(super) reopened_by: Option<time::Instant>,
@@ -31,7 +31,7 @@ impl ServedState {
     pub(super) fn new(
         scope: Arc<Scope>,
         writer: StoreWriter,
-        phase: watch::Sender<ScopePhase>,
+        phase: ShownPhase,
         staleness: StalenessClock,
     ) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl ServedState {
     /// Serves the scope again, if it was too old.
     fn serve_again(&mut self) {
         self.publish_age();
-        let ScopePhase::Stale(ready) = self.phase.borrow().clone() else {
+        let ScopePhase::Stale(ready) = self.phase.now() else {
             return;
         };
         let key = &self.scope.key;
@@ -123,7 +123,7 @@ impl ServedState {
             "followed again; served from memory"
         );
         self.writer.resume();
-        self.phase.send_replace(ScopePhase::Ready(ready));
+        self.phase.serve(ready);
     }
 
     /// Records that the scope's age has changed with time. Returns `true` if it has to be listed:
@@ -145,8 +145,7 @@ impl ServedState {
     /// Stops serving the scope, as it is too old, and ends its watches.
     fn stop_serving(&mut self) {
         let key = &self.scope.key;
-        let phase = self.phase.borrow().clone();
-        match phase {
+        match self.phase.now() {
             ScopePhase::Ready(ready) => {
                 tracing::warn!(
                     resource = %key.gvr,
@@ -154,7 +153,7 @@ impl ServedState {
                     "not followed for --max-staleness; requests are forwarded until it is"
                 );
                 // Before the watches end: their clients come back at once.
-                self.phase.send_replace(ScopePhase::Stale(ready));
+                self.phase.exceed_age(ready);
                 self.writer.pause();
             }
             // Its watches may lack an event, so that they cannot go on elsewhere.

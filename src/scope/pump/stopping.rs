@@ -9,7 +9,6 @@ use super::ScopePump;
 use crate::budget::DoesNotFit;
 use crate::scope::cached::discard;
 use crate::scope::metrics;
-use crate::scope::phase::ScopePhase;
 use crate::upstream::Stopped;
 
 /// Time after which a scope that was never ready is given up, and before which a representation
@@ -50,9 +49,7 @@ impl ScopePump {
         if lasts >= REOPEN_AFTER {
             return false;
         }
-        self.served
-            .phase
-            .send_replace(ScopePhase::Stopped(stopped.clone()));
+        self.served.phase.stop(stopped.clone());
         let jitter = 0.75 + fastrand::f64() / 2.0;
         self.feed.pause(lasts.max(FIRST_RETRY).mul_f64(jitter));
         true
@@ -127,9 +124,7 @@ impl Drop for ScopePump {
         self.scope.upstream.set_following(false);
         self.served.staleness.stop();
         self.served.publish_age();
-        self.served
-            .phase
-            .send_replace(ScopePhase::Stopped(self.stopped.clone()));
+        self.served.phase.stop(self.stopped.clone());
         let is_too_large = matches!(self.stopped, Stopped::DoesNotFit(_));
         if is_too_large || self.scope.memory.is_to_be_freed() {
             let charges = self.scope.memory.charges.lock().take();

@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::limits::{IdleConnections, PoolLimits, UNNEEDED_AFTER};
 use super::options::AvoidedAddresses;
@@ -69,9 +69,6 @@ const DIALS_ALONE: usize = 16;
 /// Time to wait until another such connection may be made. Requests share connections then.
 const DIALING_WAIT: Duration = Duration::from_millis(500);
 
-/// Time that a request waits for a stream or for room for a connection, where there is neither.
-const ROOM_WAIT: Duration = Duration::from_secs(2);
-
 /// The open connection on which a stream is taken.
 #[derive(Clone, Copy)]
 enum StreamChoice {
@@ -116,12 +113,18 @@ impl ConnectionGroup {
 
     /// Leases a stream on an open connection, or on a new one. Waits for one where there can be no more.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
-        let deadline = Instant::now() + ROOM_WAIT;
-        loop {
+        if !self.room.is_awaited() {
             match self.lease_now().await {
-                Err(UpstreamError::Exhausted) if Instant::now() < deadline => {
-                    self.room.may_be_free().await;
-                }
+                Err(UpstreamError::Exhausted) => {}
+                leased => return leased,
+            }
+        }
+        let turn = self.room.turn(self.limits.patience).await;
+        let turn = turn.ok_or(UpstreamError::Exhausted)?;
+        loop {
+            let sign = turn.next();
+            match self.lease_now().await {
+                Err(UpstreamError::Exhausted) if turn.look_again(sign).await => {}
                 leased => return leased,
             }
         }
@@ -275,7 +278,7 @@ impl ConnectionGroup {
                 HttpConnection::Http2(connection) => {
                     state.exclusive = false;
                     state.http2.push(connection);
-                    group.room.has_grown();
+                    group.room.one_is_free();
                 }
                 HttpConnection::Http1(connection) => {
                     state.exclusive = true;
@@ -306,7 +309,7 @@ impl ConnectionGroup {
                 // Always succeeds: its limit is above zero, and nobody else knows it yet.
                 connection.take_any_stream();
                 state.http2.push(Arc::clone(&connection));
-                self.room.has_grown();
+                self.room.one_is_free();
                 Ok(Lease::http2(connection, false))
             }
             HttpConnection::Http1(connection) => {

@@ -20,6 +20,11 @@ const ALONE_DIVISOR: usize = 8;
 const RELAYED_DIVISOR: usize = 2;
 /// Divisor: a quarter of all, at least one, is left for short requests, while long ones have taken the rest.
 const SHORT_DIVISOR: usize = 4;
+/// Time that requests wait for room: a burst is over by then. Shorter than the time after which a review is sent
+/// again.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Time that requests wait for room in a part of the connections. They may keep others waiting meanwhile.
+const PATIENCE_WITH_PART: Duration = Duration::from_millis(200);
 /// Idle time after which a connection ends where another one is needed. New ones have their first request by
 /// then.
 pub(super) const UNNEEDED_AFTER: Duration = Duration::from_millis(50);
@@ -33,6 +38,8 @@ pub(in crate::upstream) struct PoolLimits {
     pub(in crate::upstream) relayed: usize,
     /// Connections up to which a relayed request has one to itself.
     pub(in crate::upstream) alone: usize,
+    /// Time that a request waits for a stream or for room for a connection, where there is neither.
+    pub(in crate::upstream) patience: Duration,
     /// The connections of all groups that have these limits, those of other pools among them.
     pub(in crate::upstream) shared: Arc<SharedConnections>,
 }
@@ -66,12 +73,13 @@ impl PoolLimits {
     }
 
     /// Returns the limits of other pools, which may have so many of these connections together. None of their
-    /// relayed requests has a connection to itself.
+    /// relayed requests has a connection to itself, and none of their requests waits for long.
     pub(in crate::upstream) fn part(&self, connections: usize) -> Self {
         let whole = Some(Arc::clone(&self.shared));
         let part = SharedConnections::new(connections, whole);
         Self {
             alone: 0,
+            patience: PATIENCE_WITH_PART,
             ..Self::of(part, connections)
         }
     }
@@ -82,6 +90,7 @@ impl PoolLimits {
             connections: of_group,
             relayed: of_group.min(relayed_of(connections)),
             alone: MAX_ALONE.min(connections / ALONE_DIVISOR),
+            patience: PATIENCE,
             shared: Arc::new(shared),
         }
     }
@@ -140,10 +149,11 @@ impl SharedConnections {
     }
 
     fn take_own(&self, class: ConnectionClass) -> Option<Vec<OwnedSemaphorePermit>> {
+        // The last ones first, so that none of all is taken in vain.
         let of = match class {
             ConnectionClass::Short => &[&self.all][..],
-            ConnectionClass::Watch | ConnectionClass::LongForward => &[&self.all, &self.long],
-            ConnectionClass::Relayed => &[&self.all, &self.long, &self.relayed],
+            ConnectionClass::Watch | ConnectionClass::LongForward => &[&self.long, &self.all],
+            ConnectionClass::Relayed => &[&self.relayed, &self.long, &self.all],
         };
         let permit = |of: &&Arc<Semaphore>| Arc::clone(of).try_acquire_owned().ok();
         of.iter().map(permit).collect()
