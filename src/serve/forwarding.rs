@@ -62,16 +62,15 @@ impl Forwarding {
         forwarder: Forwarder,
         opener: ScopeOpener,
         access: Access,
-        limits: ForwardLimits,
         request_memory: Arc<RequestMemory>,
         draining: DrainWatch,
     ) -> Self {
         Self {
             coalescer: Coalescer::new(forwarder.clone(), opener.scopes.budget()),
+            limits: ForwardLimits::new(opener.policy.users, forwarder.clone()),
             takeovers: Takeovers::new(access.clone(), opener),
             forwarder,
             access,
-            limits,
             request_memory,
             draining,
         }
@@ -172,9 +171,7 @@ impl Forwarding {
         let asked = Instant::now();
         review::authorize_read(exchange, read).await?;
         let user = exchange.remembered().await;
-        let capacity = self.forwarder.capacity();
-        let limits = &self.limits;
-        let share = limits.share_of_known(exchange, user.as_ref(), capacity)?;
+        let share = self.limits.share_of_known(exchange, user.as_ref())?;
         let identity = exchange.caller.forward_identity();
         let shared = slot.answer(exchange.headers(), identity, share);
         let Some(shared) = deadline.wait_for_others(shared).await else {
@@ -198,9 +195,8 @@ impl Forwarding {
             held.inspect_err(|_| exchange.record_refused(completion.user.as_ref()))?;
         }
         unknown_callers::admit_forward(exchange).await?;
-        let capacity = self.forwarder.capacity();
-        let (limits, user) = (&self.limits, completion.user.as_ref());
-        let admitted = limits.admit(exchange, user, capacity).await;
+        let user = completion.user.as_ref();
+        let admitted = self.limits.admit(exchange, user).await;
         admitted.inspect_err(|_| exchange.record_refused(user))
     }
 
@@ -286,8 +282,8 @@ impl Forwarding {
             caller.is_known = true;
             caller.connection.set_known();
             // It would count as an unknown caller's for as long as it stays open.
-            let (limits, capacity) = (&self.limits, self.forwarder.capacity());
-            share = share.map(|unknown| limits.accepted(caller.address, unknown, capacity));
+            let (address, class) = (caller.address, completion.forward_class);
+            share = share.map(|unknown| self.limits.accepted(address, class, unknown));
         }
         if let Some(memory) = completion.memory().filter(|_| caller.is_known) {
             self.request_memory.accepted(memory);

@@ -6,7 +6,6 @@ use super::exchange::Exchange;
 use super::forwarding::Forwarding;
 use super::from_memory::FromMemory;
 use super::limits::exceeded::LimitExceeded;
-use super::limits::forwards::ForwardLimits;
 use super::limits::memory::RequestMemory;
 use super::limits::requests::{Admission, Limiter};
 use super::limits::unknown_callers;
@@ -46,7 +45,6 @@ impl ServiceParts {
     ) -> Self {
         let policy = Arc::new(policy);
         let request_memory = Arc::new(RequestMemory::within(scopes.budget()));
-        let tunnels = client.upstream().capacity().tunnels;
         let completer = Completer {
             usage: Usage::within(scopes.budget()),
             request_memory: Arc::clone(&request_memory),
@@ -65,7 +63,6 @@ impl ServiceParts {
                 forwarder,
                 opener.clone(),
                 access.clone(),
-                ForwardLimits::new(policy.users, tunnels),
                 Arc::clone(&request_memory),
                 draining.clone(),
             ),

@@ -64,8 +64,7 @@ pub struct Forwarder {
 
 struct ForwarderShared {
     upstream: Upstream,
-    /// The limit of the connections of a class.
-    connections: usize,
+    limits: PoolLimits,
     /// Connections for known callers, which show no certificate.
     known: Pool,
     /// The same, for unknown callers.
@@ -93,7 +92,7 @@ impl Forwarder {
         Forwarder {
             shared: Arc::new(ForwarderShared {
                 upstream: upstream.clone(),
-                connections: limits.connections,
+                limits,
                 known,
                 unknown,
                 as_proxy,
@@ -263,14 +262,24 @@ impl Forwarder {
     /// The number of requests that fit on all connections at a time over HTTP/2, where there are enough files.
     pub const CAPACITY: u64 = (MAX_CONNECTIONS * Self::STREAMS) as u64;
 
-    /// Returns the number of requests that fit on all connections at a time. On HTTP/1.1, each
+    /// Returns the number of requests of a class that fit on all connections at a time. On HTTP/1.1, each
     /// needs one.
-    pub fn capacity(&self) -> u64 {
-        if self.shared.known.is_exclusive() || self.shared.as_proxy.is_exclusive() {
-            self.shared.connections as u64
-        } else {
-            (self.shared.connections * Self::STREAMS) as u64
-        }
+    pub fn capacity(&self, class: ConnectionClass) -> u64 {
+        let connections = self.shared.limits.of_class(class);
+        let is_exclusive = self.shared.known.is_exclusive() || self.shared.as_proxy.is_exclusive();
+        let requests = match class {
+            _ if is_exclusive => 1,
+            ConnectionClass::Relayed => class.windows().streams,
+            ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => {
+                Self::STREAMS
+            }
+        };
+        (connections * requests) as u64
+    }
+
+    /// Returns the number of tunnels that fit into the files.
+    pub fn tunnel_capacity(&self) -> u64 {
+        self.shared.upstream.capacity().tunnels as u64
     }
 
     /// Waits until all tunnels (exec, attach, port-forward) have ended.

@@ -69,21 +69,26 @@ async fn one_clients_requests_leave_files_for_others() {
         let request = || Request::get(LOG).body(nothing()).unwrap();
         join_all((0..200).map(|_| hostile.open(request()))).await
     });
-    eventually("the requests to be forwarded", async || {
-        let series = r#"watershed_limited_resources_in_use{limit="forwarded-requests"}"#;
-        let forwarded = program.metric(series).await;
-        (forwarded >= 30.0)
-            .then_some(())
-            .ok_or(forwarded.to_string())
-    })
-    .await;
+    // They have eight connections of sixteen streams, of which one user may take half.
+    let logs = r#"watershed_limited_resources_in_use{limit="relayed-requests"}"#;
+    becomes("the logs", 64.0, async || program.metric(logs).await).await;
     let connections = r#"watershed_upstream_connections{kind="relayed"}"#;
     let connections = program.metric(connections).await;
     assert!((1.0..=8.0).contains(&connections), "{connections}");
     let readyz = program.admin("GET", "/readyz").await;
     assert!(readyz.starts_with("HTTP/1.1 200 "), "{readyz}");
-    let answer = program.proxied.get(Protocol::Http1, "/api/v1/pods").await;
-    assert_eq!(answer.status, StatusCode::OK);
+    let other = program.proxied.as_user(upstream.viewer_token());
+    for (path, status) in [
+        ("/api/v1/pods", StatusCode::OK),
+        // Upstream lets viewers read no logs, and is asked.
+        (
+            "/api/v1/namespaces/default/pods/other/log",
+            StatusCode::FORBIDDEN,
+        ),
+    ] {
+        let answer = other.get(Protocol::Http1, path).await;
+        assert_eq!(answer.status, status, "{path}");
+    }
     requests.abort();
 }
 

@@ -16,8 +16,10 @@ pub(in crate::serve) enum LimitExceeded {
     UnknownReviews,
     /// Too many requests of one user wait for reviews of impersonation.
     ImpersonationReviews,
-    /// Forwarded requests of one caller.
+    /// Forwarded requests of one caller, but for the next ones.
     Forwarded,
+    /// Forwarded requests of one caller whose answers pods, services and nodes write.
+    Relayed,
     /// Sessions of exec, attach and port-forward of one caller.
     Tunnels,
     /// Forwarded requests of unknown callers from one address.
@@ -58,6 +60,7 @@ impl LimitExceeded {
             Self::UnknownReviews => "unknown-reviews",
             Self::ImpersonationReviews => "impersonation-reviews",
             Self::Forwarded => "forwarded-requests",
+            Self::Relayed => "relayed-requests",
             Self::Tunnels => "tunnels",
             Self::UnknownForwarded => "unknown-forwarded-requests",
             Self::UnknownTunnels => "unknown-tunnels",

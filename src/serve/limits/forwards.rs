@@ -13,7 +13,7 @@ use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share};
 use crate::serve::exchange::Exchange;
 use crate::serve::policy::UserLimits;
 use crate::serve::unanswered::Refusal;
-use crate::upstream::Forwarder;
+use crate::upstream::{ConnectionClass, Forwarder};
 
 /// Forwarded requests at a time, of all known callers.
 const ALL_REQUESTS: u64 = 50_000;
@@ -34,7 +34,11 @@ const UNKNOWN_DIVISOR: u64 = 4;
 
 /// Counts what is forwarded for each caller.
 pub(in crate::serve) struct ForwardLimits {
+    /// Knows how many requests fit on all connections to upstream.
+    forwarder: Forwarder,
     requests: Limit,
+    /// The requests whose answers pods, services and nodes write. They have fewer connections.
+    relayed: Limit,
     tunnels: Limit,
     unknown_requests: Limit,
     unknown_tunnels: Limit,
@@ -50,15 +54,17 @@ pub(in crate::serve) struct ForwardPermit {
 }
 
 impl ForwardLimits {
-    /// Creates limits of which nothing is used. Upstream may have so many tunnels.
-    pub(in crate::serve) fn new(limits: UserLimits, tunnels: usize) -> Self {
-        let tunnels = tunnels as u64;
+    /// Creates limits of which nothing is used.
+    pub(in crate::serve) fn new(limits: UserLimits, forwarder: Forwarder) -> Self {
+        let tunnels = forwarder.tunnel_capacity();
         let of_unknown = UNKNOWN_TUNNELS.min(tunnels / UNKNOWN_DIVISOR).max(1);
         let of_known = ALL_TUNNELS.min(tunnels.saturating_sub(of_unknown)).max(1);
         let limit = |exceeded, all, each: u32| Limit::new(exceeded, all, each.into());
         let [all, each] = UNKNOWN_TURNS;
         Self {
+            forwarder,
             requests: limit(LimitExceeded::Forwarded, ALL_REQUESTS, limits.forwarded),
+            relayed: limit(LimitExceeded::Relayed, ALL_REQUESTS, limits.forwarded),
             tunnels: limit(LimitExceeded::Tunnels, of_known, limits.tunnels),
             unknown_requests: limit(LimitExceeded::UnknownForwarded, UNKNOWN_REQUESTS, 0),
             unknown_tunnels: limit(LimitExceeded::UnknownTunnels, of_unknown, 0),
@@ -67,19 +73,16 @@ impl ForwardLimits {
     }
 
     /// Admits a request that is to be forwarded. Waits for the caller's turn if it is unknown.
-    ///
-    /// `capacity` is the number of requests that fit on all connections to upstream.
     pub(in crate::serve) async fn admit(
         &self,
         exchange: &Exchange<'_>,
         user: Option<&Arc<Identity>>,
-        capacity: u64,
     ) -> Result<ForwardPermit, Refusal> {
         if exchange.headers().contains_key(header::UPGRADE) {
             return self.admit_upgrade(exchange).await;
         }
         if exchange.is_known {
-            let share = self.share_of_known(exchange, user, capacity)?;
+            let share = self.share_of_known(exchange, user)?;
             return Ok(ForwardPermit { share, turn: None });
         }
         let address = CallerKey::Address(exchange.address());
@@ -94,23 +97,32 @@ impl ForwardLimits {
         &self,
         exchange: &Exchange<'_>,
         user: Option<&Arc<Identity>>,
-        capacity: u64,
     ) -> Result<Share, LimitExceeded> {
         let address = CallerKey::Address(exchange.address());
         let caller = user.map_or(address, |user| CallerKey::user(&user.user));
-        self.requests.take_of(caller, 1, ALL_REQUESTS.min(capacity))
+        self.take(exchange.plan.forward_class, caller)
     }
 
     /// Returns the share of a request once upstream has accepted its caller, who was unknown.
     pub(in crate::serve) fn accepted(
         &self,
         address: IpAddr,
+        class: ConnectionClass,
         unknown: Share,
-        capacity: u64,
     ) -> Share {
-        let all = ALL_REQUESTS.min(capacity);
-        let share = self.requests.take_of(CallerKey::Address(address), 1, all);
+        let share = self.take(class, CallerKey::Address(address));
         share.unwrap_or(unknown)
+    }
+
+    /// Takes a share for a request of this class.
+    fn take(&self, class: ConnectionClass, caller: CallerKey) -> Result<Share, LimitExceeded> {
+        let limit = match class {
+            ConnectionClass::Relayed => &self.relayed,
+            ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => {
+                &self.requests
+            }
+        };
+        limit.take_of(caller, 1, ALL_REQUESTS.min(self.forwarder.capacity(class)))
     }
 
     /// Admits an upgrade. It costs a connection to upstream, so its caller is authenticated first.

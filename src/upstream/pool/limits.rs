@@ -96,7 +96,7 @@ impl PoolLimits {
     }
 
     /// Returns the limit of a class's group.
-    pub(super) fn of_class(&self, class: ConnectionClass) -> usize {
+    pub(in crate::upstream) fn of_class(&self, class: ConnectionClass) -> usize {
         match class {
             ConnectionClass::Relayed => self.relayed.min(self.connections),
             ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => {
