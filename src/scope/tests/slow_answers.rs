@@ -1,12 +1,17 @@
 //! Requests at upstream that are under way for seconds.
+use tokio::sync::Semaphore;
+
 use super::*;
 
-/// It takes longer than a scope counts as followed without its watch, and longer than it is served then.
+/// It takes longer than a scope counts as followed without its watch, and longer than it is served
+/// then.
 #[tokio::test]
 async fn a_watch_that_takes_seconds_to_open_again_is_asked_for_once() {
     let pki = Pki::new();
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
+    let release = Arc::new(Semaphore::new(0));
+    let released = Arc::clone(&release);
     let api = Api::start(&pki, HTTP2, move |request, _| {
         let query = request.uri().query().unwrap_or_default();
         let is_state = query.contains("sendInitialEvents");
@@ -22,9 +27,11 @@ async fn a_watch_that_takes_seconds_to_open_again_is_asked_for_once() {
         } else {
             empty_list(8)
         };
+        let released = Arc::clone(&released);
         async move {
             if is_again {
                 tokio::time::sleep(Duration::from_secs(3)).await;
+                released.acquire().await.unwrap().forget();
             }
             json(200, body)
         }
@@ -35,11 +42,11 @@ async fn a_watch_that_takes_seconds_to_open_again_is_asked_for_once() {
         ..ScopeConfig::default()
     };
     let (_scopes, scope) = open_pods_with(config, &pki, &api).await;
-    let is_ready = || matches!(scope.phase(), ScopePhase::Ready(_));
-    eventually(is_ready).await;
-    eventually(|| !scope.upstream.is_following()).await;
+    // It is ready before it is stale.
     eventually(|| matches!(scope.phase(), ScopePhase::Stale(_))).await;
-    eventually(is_ready).await;
+    assert!(!scope.upstream.is_following());
+    release.add_permits(1);
+    eventually(|| matches!(scope.phase(), ScopePhase::Ready(_))).await;
     assert!(scope.upstream.is_following());
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
