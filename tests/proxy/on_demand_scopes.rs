@@ -8,7 +8,7 @@ use watershed::app::AppConfig;
 use watershed::serve::ScopePolicy;
 use watershed_lab::sim::{AccessRule, Options, SimulatedServer, fixtures};
 
-use crate::support::client::{Endpoint, Next, Protocol, nothing};
+use crate::support::client::{Endpoint, Lines, Next, Protocol, nothing};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::{Program, resident_memory};
@@ -34,6 +34,13 @@ async fn source(endpoint: &Endpoint, path: &str) -> String {
         .await
         .header("x-watershed-source")
         .to_owned()
+}
+
+/// Opens a watch. The scope that answers it stays open meanwhile, also where the machine stalls for
+/// longer than scopes may be idle.
+async fn keep_open(endpoint: &Endpoint, path: &str) -> Lines {
+    let path = format!("{path}&watch=1");
+    endpoint.watch(Protocol::Http2, &path).await
 }
 
 /// Returns the path of a list of the pods in a namespace.
@@ -110,6 +117,7 @@ async fn selector_scopes_merge_into_one_without_interrupting_watches() {
     assert_eq!(watches(&fixture.upstream), 1);
     let second = start(Interest::Node(fixtures::node_name(1)), Opening::WatchList).await;
     second.judge(&history).await;
+    let third = keep_open(&fixture.proxied, &path_of(1)).await;
     assert_eq!(source(&fixture.proxied, &path_of(1)).await, "snapshot");
     becomes("watches of selector scopes", 3, async || {
         watches(&fixture.upstream)
@@ -132,11 +140,9 @@ async fn selector_scopes_merge_into_one_without_interrupting_watches() {
     assert!(watches(&fixture.upstream) <= 4);
     // New reads use the wide scope. Selector scopes without watches close, and open watches
     // continue.
-    for _ in 0..3 {
-        assert_eq!(source(&fixture.proxied, &path_of(1)).await, "snapshot");
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
+    drop(third);
     becomes("watches that are still needed", 3, async || {
+        assert_eq!(source(&fixture.proxied, &path_of(1)).await, "snapshot");
         watches(&fixture.upstream)
     })
     .await;
@@ -149,6 +155,7 @@ async fn selector_scopes_merge_into_one_without_interrupting_watches() {
     drop(others);
     becomes("no watch", 0, async || watches(&fixture.upstream)).await;
     // A new read opens a scope again.
+    let _open = keep_open(&fixture.proxied, &path_of(0)).await;
     assert_eq!(source(&fixture.proxied, &path_of(0)).await, "snapshot");
     assert_eq!(watches(&fixture.upstream), 1);
     fixture.stop().await;
@@ -181,22 +188,19 @@ async fn idle_whole_type_scopes_close_only_if_configured() {
         open("nodes")
     })
     .await;
-    for path in [
-        "/api/v1/services?resourceVersion=0",
-        "/api/v1/configmaps?resourceVersion=0",
-    ] {
+    let services = "/api/v1/services?resourceVersion=0";
+    let reader = keep_open(&fixture.proxied, services).await;
+    for path in [services, "/api/v1/configmaps?resourceVersion=0"] {
         assert_eq!(source(&fixture.proxied, path).await, "snapshot");
     }
     assert_eq!((open("services"), open("configmaps")), (1, 1));
+    drop(reader);
     becomes("watches of services without readers", 0, async || {
         open("services")
     })
     .await;
     assert_eq!((open("nodes"), open("configmaps")), (1, 1));
-    assert_eq!(
-        source(&fixture.proxied, "/api/v1/services?resourceVersion=0").await,
-        "snapshot"
-    );
+    assert_eq!(source(&fixture.proxied, services).await, "snapshot");
     fixture.stop().await;
 }
 
@@ -424,14 +428,17 @@ async fn a_user_who_may_open_no_more_scopes_is_forwarded_and_affects_no_other() 
     .await;
     let viewer = fixture.proxied.as_user(fixture.upstream.viewer_token());
     let [first, second] = [path_of(0), path_of(1)];
+    let of_first = keep_open(&fixture.proxied, &first).await;
     assert_eq!(source(&fixture.proxied, &first).await, "snapshot");
     let forwarded = "forward; reason=not-covered";
     assert_eq!(source(&fixture.proxied, &second).await, forwarded);
     // Whoever opened it, it answers everybody.
     assert_eq!(source(&viewer, &first).await, "snapshot");
+    let of_second = keep_open(&viewer, &second).await;
     assert_eq!(source(&viewer, &second).await, "snapshot");
     assert_eq!(source(&fixture.proxied, &second).await, "snapshot");
     // A scope that is closed no longer counts.
+    drop((of_first, of_second));
     let third = path_of(2);
     eventually("another scope to be allowed", async || {
         match &*source(&fixture.proxied, &third).await {
