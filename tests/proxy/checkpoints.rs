@@ -251,7 +251,7 @@ async fn a_damaged_checkpoint_is_refused_and_the_type_is_listed() {
         let program = start(&upstream, folder.path(), &[]).await;
         assert!(lists(&program).await >= 1.0);
         assert!(reads(&program, "damaged").await >= 1.0);
-        assert!(program.log().contains("it is damaged"), "{}", program.log());
+        program.until_logged(&["it is damaged"]).await;
         assert_exact(&program, &upstream).await;
         program.terminate().await;
         assert!(program.ended().await.success());
@@ -269,8 +269,9 @@ async fn a_checkpoint_that_others_may_have_written_is_refused_and_reported() {
     let program = start(&upstream, folder.path(), &[]).await;
     assert!(lists(&program).await >= 1.0);
     assert!(reads(&program, "foreign").await >= 1.0);
-    let log = program.log();
-    assert!(log.contains("other users may have written it"), "{log}");
+    program
+        .until_logged(&["other users may have written it"])
+        .await;
     program.kill().await;
     upstream.shutdown().await;
 }

@@ -197,11 +197,8 @@ async fn a_type_that_upstream_prints_differently_is_watched_in_json() {
     let text = String::from_utf8_lossy(&text);
     assert!(text.contains(r#""data":{"b""#), "{text}");
     assert_eq!(fallbacks(&program, "difference").await, 1);
-    let log = program.log();
-    assert!(
-        log.contains("upstream prints default/first differently"),
-        "{log}"
-    );
+    let reason = "upstream prints default/first differently";
+    program.until_logged(&[reason]).await;
     has_watches(&upstream, 2).await;
     // Nobody uses the scope in protobuf.
     has_watches(&upstream, 1).await;

@@ -30,7 +30,7 @@ async fn connections_leave_files_for_probes_and_for_upstream() {
     assert_eq!(figure("process_max_fds").await, "160");
     let limit = figure(r#"watershed_connections_limit{listener="proxy"}"#).await;
     assert_eq!(limit, "32");
-    assert!(program.log().contains("--max-connections"));
+    program.until_logged(&["--max-connections"]).await;
     let known = program.proxied.connect(Protocol::Http2).await.unwrap();
     let address = program.proxied.address;
     let clients = join_all((0..200).map(|_| TcpStream::connect(address))).await;

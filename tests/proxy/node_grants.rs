@@ -233,7 +233,7 @@ async fn a_metric_and_the_log_tell_that_no_pods_are_followed() {
         shown.contains("\nwatershed_node_pods_following 0"),
         "{shown}"
     );
-    assert!(program.log().contains("follow-pods has no effect"));
+    program.until_logged(&["follow-pods has no effect"]).await;
     program.terminate().await;
     upstream.shutdown().await;
 }

@@ -339,9 +339,8 @@ async fn a_type_that_turns_out_not_to_be_derived_begins_without_a_list() {
         let next = Program::with(&upstream, &flags).await;
         from_memory(&next, PODS, JSON).await;
         unless_late(&next)?;
-        let log = next.log();
-        assert!(log.contains("it is not cached in protobuf"), "{log}");
-        assert!(lists(&next).await < 1.0, "{log}");
+        next.until_logged(&["it is not cached in protobuf"]).await;
+        assert!(lists(&next).await < 1.0, "{}", next.log());
         next.kill().await;
         Ok(())
     })
