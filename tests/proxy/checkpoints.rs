@@ -16,7 +16,7 @@ use crate::support::client::{Endpoint, Protocol, within};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::Program;
-use crate::support::{becomes, eventually, small};
+use crate::support::{becomes, eventually, small, unless_stalled};
 
 pub(crate) const PODS: &str = "/api/v1/pods?resourceVersion=0";
 
@@ -46,6 +46,25 @@ async fn answered_from_memory(program: &Program, path: &str) {
 async fn reads(program: &Program, result: &str) -> f64 {
     let series = format!(r#"watershed_checkpoint_reads_total{{result="{result}"}}"#);
     program.metric(&series).await
+}
+
+/// Fails if a program could not use its checkpoint because the machine stalled.
+async fn unless_late(program: &Program) -> Result<(), String> {
+    for result in ["unverified", "slow"] {
+        if reads(program, result).await >= 1.0 {
+            return Err(format!("{result}: {}", program.log()));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a program has read its checkpoint with this result. Fails if the machine stalled.
+async fn has_read(program: &Program, result: &str) -> Result<(), String> {
+    if reads(program, result).await >= 1.0 {
+        return Ok(());
+    }
+    unless_late(program).await?;
+    panic!("it was not {result}: {}", program.log());
 }
 
 pub(crate) async fn lists(program: &Program) -> f64 {
@@ -133,38 +152,42 @@ pub(crate) async fn assert_exact(program: &Program, upstream: &SimulatedServer) 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_proxy_goes_on_from_its_checkpoint_without_a_list() {
-    let upstream = SimulatedServer::start(small()).await.unwrap();
-    let folder = TempDir::new().unwrap();
-    let history = WriteHistory::new(upstream.state(), 1);
-    let first = start(&upstream, folder.path(), &[]).await;
-    history.writes(50).await;
-    let last = history.between(&Interest::All, 0, u64::MAX).pop().unwrap();
-    written(folder.path(), last.version).await;
-    history.writes(50).await;
-    first.kill().await;
-    // Nobody sees these.
-    history.writes(50).await;
+    unless_stalled("a proxy goes on from its checkpoint", async || {
+        let upstream = SimulatedServer::start(small()).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        let history = WriteHistory::new(upstream.state(), 1);
+        let first = start(&upstream, folder.path(), &[]).await;
+        history.writes(50).await;
+        let last = history.between(&Interest::All, 0, u64::MAX).pop().unwrap();
+        written(folder.path(), last.version).await;
+        history.writes(50).await;
+        first.kill().await;
+        // Nobody sees these.
+        history.writes(50).await;
 
-    let listed = upstream.stats().states_of("pods");
-    let second = start(&upstream, folder.path(), &[]).await;
-    assert_eq!(upstream.stats().states_of("pods"), listed);
-    assert!(lists(&second).await < 1.0);
-    assert!(reads(&second, "restored").await >= 1.0);
-    let connection = second.proxied.connect(Protocol::Http2).await.unwrap();
-    let followers = [Opening::List, Opening::WatchList]
-        .map(|opening| Follower::start(&connection, Interest::All, opening));
-    for follower in &followers {
-        follower.synced().await;
-    }
-    history.writes(50).await;
-    for follower in &followers {
-        follower.judge_undisturbed(&history).await;
-    }
-    assert_exact(&second, &upstream).await;
-    let direct = upstream.stats().states_of("pods");
-    assert!(direct - listed <= 20, "those of this test itself");
-    second.kill().await;
-    upstream.shutdown().await;
+        let listed = upstream.stats().states_of("pods");
+        let second = start(&upstream, folder.path(), &[]).await;
+        has_read(&second, "restored").await?;
+        assert_eq!(upstream.stats().states_of("pods"), listed);
+        assert!(lists(&second).await < 1.0);
+        let connection = second.proxied.connect(Protocol::Http2).await.unwrap();
+        let followers = [Opening::List, Opening::WatchList]
+            .map(|opening| Follower::start(&connection, Interest::All, opening));
+        for follower in &followers {
+            follower.synced().await;
+        }
+        history.writes(50).await;
+        for follower in &followers {
+            follower.judge_undisturbed(&history).await;
+        }
+        assert_exact(&second, &upstream).await;
+        let direct = upstream.stats().states_of("pods");
+        assert!(direct - listed <= 20, "those of this test itself");
+        second.kill().await;
+        upstream.shutdown().await;
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -278,17 +301,21 @@ async fn a_checkpoint_that_others_may_have_written_is_refused_and_reported() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_checkpoint_of_another_cluster_is_refused() {
-    let upstream = SimulatedServer::start(small()).await.unwrap();
-    let folder = TempDir::new().unwrap();
-    leave_checkpoint(&upstream, folder.path()).await;
-    upstream.shutdown().await;
-    let other = SimulatedServer::start(small()).await.unwrap();
-    let program = start(&other, folder.path(), &[]).await;
-    assert!(reads(&program, "foreign").await >= 1.0);
-    assert!(lists(&program).await >= 1.0);
-    assert_exact(&program, &other).await;
-    program.kill().await;
-    other.shutdown().await;
+    unless_stalled("a checkpoint is refused", async || {
+        let upstream = SimulatedServer::start(small()).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        leave_checkpoint(&upstream, folder.path()).await;
+        upstream.shutdown().await;
+        let other = SimulatedServer::start(small()).await.unwrap();
+        let program = start(&other, folder.path(), &[]).await;
+        has_read(&program, "foreign").await?;
+        assert!(lists(&program).await >= 1.0);
+        assert_exact(&program, &other).await;
+        program.kill().await;
+        other.shutdown().await;
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -318,154 +345,184 @@ async fn a_checkpoint_of_a_lost_history_is_not_shown() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_checkpoint_whose_history_upstream_has_compacted_is_replaced_by_a_list() {
-    let upstream = SimulatedServer::start(small()).await.unwrap();
-    let folder = TempDir::new().unwrap();
-    leave_checkpoint(&upstream, folder.path()).await;
-    for n in 0..10 {
-        create_pod(&upstream, &format!("later-{n}"));
-    }
-    upstream.state().forget_history();
-    let program = start(&upstream, folder.path(), &[]).await;
-    assert!(lists(&program).await >= 1.0);
-    assert!(reads(&program, "not-continued").await >= 1.0);
-    assert_exact(&program, &upstream).await;
-    program.kill().await;
-    upstream.shutdown().await;
+    unless_stalled("a checkpoint is replaced", async || {
+        let upstream = SimulatedServer::start(small()).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        leave_checkpoint(&upstream, folder.path()).await;
+        for n in 0..10 {
+            create_pod(&upstream, &format!("later-{n}"));
+        }
+        upstream.state().forget_history();
+        let program = start(&upstream, folder.path(), &[]).await;
+        has_read(&program, "not-continued").await?;
+        assert!(lists(&program).await >= 1.0);
+        assert_exact(&program, &upstream).await;
+        program.kill().await;
+        upstream.shutdown().await;
+        Ok(())
+    })
+    .await;
 }
 
 /// Refusals such as of an API server that has just started: it knows neither tokens nor roles yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_checkpoint_outlasts_refusals_that_pass() {
-    for code in [401, 403, 404] {
-        let upstream = SimulatedServer::start(small()).await.unwrap();
-        let folder = TempDir::new().unwrap();
-        leave_checkpoint(&upstream, folder.path()).await;
-        create_pod(&upstream, "later");
-        upstream.faults().refuse_only(code, "WATCH", "pods", 3);
-        let program = start(&upstream, folder.path(), &[]).await;
-        assert!(lists(&program).await < 1.0, "{code}");
-        assert_eq!(upstream.faults().active().refuse, None, "{code}");
-        assert_exact(&program, &upstream).await;
-        program.kill().await;
-        upstream.shutdown().await;
-    }
+    unless_stalled("a proxy goes on from its checkpoint", async || {
+        for code in [401, 403, 404] {
+            let upstream = SimulatedServer::start(small()).await.unwrap();
+            let folder = TempDir::new().unwrap();
+            leave_checkpoint(&upstream, folder.path()).await;
+            create_pod(&upstream, "later");
+            upstream.faults().refuse_only(code, "WATCH", "pods", 3);
+            let program = start(&upstream, folder.path(), &[]).await;
+            unless_late(&program).await?;
+            assert!(lists(&program).await < 1.0, "{code}");
+            assert_eq!(upstream.faults().active().refuse, None, "{code}");
+            assert_exact(&program, &upstream).await;
+            program.kill().await;
+            upstream.shutdown().await;
+        }
+        Ok(())
+    })
+    .await;
 }
 
 /// Refusals that last half a minute end no scope, and are not answered with the same file again and
 /// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_checkpoint_that_upstream_refuses_to_continue_is_replaced_by_a_list() {
-    let upstream = SimulatedServer::start(small()).await.unwrap();
-    let folder = TempDir::new().unwrap();
-    leave_checkpoint(&upstream, folder.path()).await;
-    let later = create_pod(&upstream, "later");
-    create_pod(&upstream, "last");
-    // The watches that would continue it.
-    upstream
-        .faults()
-        .refuse_only(403, "WATCH", "pods", u32::MAX);
-    let program = launch(&upstream, folder.path(), &[]).await;
-    // The first request opens the scope, and is forwarded.
-    program.proxied.get(Protocol::Http2, PODS).await;
-    eventually("the checkpoint to be given up", async || {
-        let given_up = reads(&program, "not-continued").await;
-        (given_up >= 1.0)
-            .then_some(())
-            .ok_or("it is not".to_owned())
+    unless_stalled("a checkpoint is replaced", async || {
+        let upstream = SimulatedServer::start(small()).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        leave_checkpoint(&upstream, folder.path()).await;
+        let later = create_pod(&upstream, "later");
+        create_pod(&upstream, "last");
+        // The watches that would continue it.
+        upstream
+            .faults()
+            .refuse_only(403, "WATCH", "pods", u32::MAX);
+        let program = launch(&upstream, folder.path(), &[]).await;
+        // The first request opens the scope, and is forwarded.
+        program.proxied.get(Protocol::Http2, PODS).await;
+        becomes(
+            "the checkpoint is given up, or not used",
+            true,
+            async || {
+                unless_late(&program).await.is_err()
+                    || reads(&program, "not-continued").await >= 1.0
+            },
+        )
+        .await;
+        unless_late(&program).await?;
+        upstream.faults().set(|active| active.refuse = None);
+        answered_from_memory(&program, PODS).await;
+        assert!(lists(&program).await >= 1.0);
+        assert_exact(&program, &upstream).await;
+        // No client lists anew, as after a start without a checkpoint.
+        let path = format!("/api/v1/pods?watch=1&resourceVersion={later}");
+        let (_, source) = source_of_watch(&program.proxied, &path).await;
+        assert_eq!(source, "forward; reason=before-first-list");
+        let relists = r#"watershed_scope_relists_total{group="",resource="pods"}"#;
+        assert!(program.metric(relists).await < 1.0);
+        program.kill().await;
+        upstream.shutdown().await;
+        Ok(())
     })
     .await;
-    upstream.faults().set(|active| active.refuse = None);
-    answered_from_memory(&program, PODS).await;
-    assert!(lists(&program).await >= 1.0);
-    assert_exact(&program, &upstream).await;
-    // No client lists anew, as after a start without a checkpoint.
-    let path = format!("/api/v1/pods?watch=1&resourceVersion={later}");
-    let (_, source) = source_of_watch(&program.proxied, &path).await;
-    assert_eq!(source, "forward; reason=before-first-list");
-    let relists = r#"watershed_scope_relists_total{group="",resource="pods"}"#;
-    assert!(program.metric(relists).await < 1.0);
-    program.kill().await;
-    upstream.shutdown().await;
 }
 
 /// Such as behind a gateway that does not lead to `/version`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_checkpoint_is_replaced_by_a_list_if_upstream_does_not_tell_its_release() {
-    let upstream = SimulatedServer::start(small()).await.unwrap();
-    let folder = TempDir::new().unwrap();
-    leave_checkpoint(&upstream, folder.path()).await;
-    create_pod(&upstream, "later");
-    let program = launch(&upstream, folder.path(), &[]).await;
-    // The first request opens the scope, and upstream's answers about its release no longer count.
-    let hold = Some("/version".to_owned());
-    upstream.faults().set(|active| active.hold = hold);
-    upstream.faults().cut_connections();
-    answered_from_memory(&program, PODS).await;
-    assert!(lists(&program).await >= 1.0);
-    assert!(reads(&program, "not-continued").await >= 1.0);
-    assert_exact(&program, &upstream).await;
-    program.kill().await;
-    upstream.shutdown().await;
+    unless_stalled("a checkpoint is replaced", async || {
+        let upstream = SimulatedServer::start(small()).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        leave_checkpoint(&upstream, folder.path()).await;
+        create_pod(&upstream, "later");
+        let program = launch(&upstream, folder.path(), &[]).await;
+        // The first request opens the scope, and upstream's answers about its release no longer count.
+        let hold = Some("/version".to_owned());
+        upstream.faults().set(|active| active.hold = hold);
+        upstream.faults().cut_connections();
+        answered_from_memory(&program, PODS).await;
+        has_read(&program, "not-continued").await?;
+        assert!(lists(&program).await >= 1.0);
+        assert_exact(&program, &upstream).await;
+        program.kill().await;
+        upstream.shutdown().await;
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_checkpoint_with_another_setting_of_managed_fields_is_not_used() {
-    let upstream = SimulatedServer::start(small()).await.unwrap();
-    let (folder, configs) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let config = configs.path().join("config.yaml");
-    let flags = ["--config", config.to_str().unwrap()];
-    let mut results = Vec::new();
-    for managed_fields in ["keep", "drop", "drop", "keep"] {
-        fs::write(&config, format!("managedFields: {managed_fields}\n")).unwrap();
-        let program = start(&upstream, folder.path(), &flags).await;
-        let list = program.proxied.get(Protocol::Http2, PODS).await.json();
-        let has_any = list["items"][0]["metadata"]["managedFields"].is_array();
-        assert_eq!(has_any, managed_fields == "keep");
-        results.push(lists(&program).await);
-        written(folder.path(), 1).await;
-        program.kill().await;
-    }
-    // The third resumes what the second held.
-    assert_eq!(results, [1.0, 1.0, 0.0, 1.0]);
+    unless_stalled("a proxy goes on from its checkpoint", async || {
+        let upstream = SimulatedServer::start(small()).await.unwrap();
+        let (folder, configs) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let config = configs.path().join("config.yaml");
+        let flags = ["--config", config.to_str().unwrap()];
+        let mut results = Vec::new();
+        for managed_fields in ["keep", "drop", "drop", "keep"] {
+            fs::write(&config, format!("managedFields: {managed_fields}\n")).unwrap();
+            let program = start(&upstream, folder.path(), &flags).await;
+            let list = program.proxied.get(Protocol::Http2, PODS).await.json();
+            let has_any = list["items"][0]["metadata"]["managedFields"].is_array();
+            assert_eq!(has_any, managed_fields == "keep");
+            unless_late(&program).await?;
+            results.push(lists(&program).await);
+            written(folder.path(), 1).await;
+            program.kill().await;
+        }
+        // The third resumes what the second held.
+        assert_eq!(results, [1.0, 1.0, 0.0, 1.0]);
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn checkpoints_of_a_lost_history_end_no_second_one() {
-    let upstream = SimulatedServer::start(small()).await.unwrap();
-    let folder = TempDir::new().unwrap();
-    let configmaps = "/api/v1/configmaps?resourceVersion=0";
-    let backup = upstream.state().branch();
-    let first = start(&upstream, folder.path(), &[]).await;
-    answered_from_memory(&first, configmaps).await;
-    for n in 0..20 {
-        create_pod(&upstream, &format!("lost-{n}"));
-    }
-    let configmap = r#"{"metadata":{"name":"lost","namespace":"default"}}"#;
-    let gvr = GroupVersionResource::new("", "v1", "configmaps");
-    let lost = upstream.state().create(&gvr, configmap).unwrap();
-    let last = create_pod(&upstream, "lost");
-    written(folder.path(), last).await;
-    written_of(folder.path(), "configmaps", lost).await;
-    first.kill().await;
-    upstream.restore(&backup);
+    unless_stalled("a proxy goes on from its checkpoints", async || {
+        let upstream = SimulatedServer::start(small()).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        let configmaps = "/api/v1/configmaps?resourceVersion=0";
+        let backup = upstream.state().branch();
+        let first = start(&upstream, folder.path(), &[]).await;
+        answered_from_memory(&first, configmaps).await;
+        for n in 0..20 {
+            create_pod(&upstream, &format!("lost-{n}"));
+        }
+        let configmap = r#"{"metadata":{"name":"lost","namespace":"default"}}"#;
+        let gvr = GroupVersionResource::new("", "v1", "configmaps");
+        let lost = upstream.state().create(&gvr, configmap).unwrap();
+        let last = create_pod(&upstream, "lost");
+        written(folder.path(), last).await;
+        written_of(folder.path(), "configmaps", lost).await;
+        first.kill().await;
+        upstream.restore(&backup);
 
-    // Nothing is written, or removed, for an hour.
-    let path = folder.path().to_str().unwrap();
-    let flags = ["--checkpoint-dir", path, "--checkpoint-interval", "1h"];
-    let second = Program::with(&upstream, &flags).await;
-    let rollbacks = r#"watershed_upstream_rollbacks_total{evidence="version"}"#;
-    answered_from_memory(&second, PODS).await;
-    becomes("the end of the lost history", true, async || {
-        second.metric(rollbacks).await >= 1.0
+        // Nothing is written, or removed, for an hour.
+        let path = folder.path().to_str().unwrap();
+        let flags = ["--checkpoint-dir", path, "--checkpoint-interval", "1h"];
+        let second = Program::with(&upstream, &flags).await;
+        let rollbacks = r#"watershed_upstream_rollbacks_total{evidence="version"}"#;
+        answered_from_memory(&second, PODS).await;
+        unless_late(&second).await?;
+        becomes("the end of the lost history", true, async || {
+            second.metric(rollbacks).await >= 1.0
+        })
+        .await;
+        answered_from_memory(&second, configmaps).await;
+        let list = second.proxied.get(Protocol::Http2, "/api/v1/configmaps");
+        assert!(!list.await.json().to_string().contains("lost"));
+        assert_exact(&second, &upstream).await;
+        assert!(second.metric(rollbacks).await < 2.0, "one end");
+        second.kill().await;
+        upstream.shutdown().await;
+        Ok(())
     })
     .await;
-    answered_from_memory(&second, configmaps).await;
-    let list = second.proxied.get(Protocol::Http2, "/api/v1/configmaps");
-    assert!(!list.await.json().to_string().contains("lost"));
-    assert_exact(&second, &upstream).await;
-    assert!(second.metric(rollbacks).await < 2.0, "one end");
-    second.kill().await;
-    upstream.shutdown().await;
 }
 
 /// Lets others that open a file wait, for as long as the process lives that is returned. `None` where
@@ -549,35 +606,39 @@ async fn a_disk_that_hangs_delays_neither_the_list_nor_the_end_for_long() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_folder_that_two_processes_share_is_read_by_both_and_written_by_one() {
-    let upstream = SimulatedServer::start(small()).await.unwrap();
-    let folder = TempDir::new().unwrap();
-    leave_checkpoint(&upstream, folder.path()).await;
-    let first = start(&upstream, folder.path(), &[]).await;
-    let second = start(&upstream, folder.path(), &[]).await;
-    assert!(reads(&second, "restored").await >= 1.0);
-    let in_use = r#"watershed_checkpoint_writes_total{result="in-use"}"#;
-    becomes("the folder is in use", true, async || {
-        second.metric(in_use).await >= 1.0
+    unless_stalled("two proxies share a folder", async || {
+        let upstream = SimulatedServer::start(small()).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        leave_checkpoint(&upstream, folder.path()).await;
+        let first = start(&upstream, folder.path(), &[]).await;
+        let second = start(&upstream, folder.path(), &[]).await;
+        has_read(&second, "restored").await?;
+        let in_use = r#"watershed_checkpoint_writes_total{result="in-use"}"#;
+        becomes("the folder is in use", true, async || {
+            second.metric(in_use).await >= 1.0
+        })
+        .await;
+        // What this one cannot use stays for the others.
+        let configs = TempDir::new().unwrap();
+        let config = configs.path().join("config.yaml");
+        fs::write(&config, "managedFields: drop\n").unwrap();
+        let flags = ["--config", config.to_str().unwrap()];
+        let other = start(&upstream, folder.path(), &flags).await;
+        has_read(&other, "outdated").await?;
+        becomes("the folder is in use", true, async || {
+            other.metric(in_use).await >= 1.0
+        })
+        .await;
+        assert!(pods_file(folder.path()).is_some());
+        other.kill().await;
+        first.kill().await;
+        let version = create_pod(&upstream, "later");
+        written(folder.path(), version).await;
+        second.kill().await;
+        upstream.shutdown().await;
+        Ok(())
     })
     .await;
-    // What this one cannot use stays for the others.
-    let configs = TempDir::new().unwrap();
-    let config = configs.path().join("config.yaml");
-    fs::write(&config, "managedFields: drop\n").unwrap();
-    let flags = ["--config", config.to_str().unwrap()];
-    let other = start(&upstream, folder.path(), &flags).await;
-    assert!(reads(&other, "outdated").await >= 1.0);
-    becomes("the folder is in use", true, async || {
-        other.metric(in_use).await >= 1.0
-    })
-    .await;
-    assert!(pods_file(folder.path()).is_some());
-    other.kill().await;
-    first.kill().await;
-    let version = create_pod(&upstream, "later");
-    written(folder.path(), version).await;
-    second.kill().await;
-    upstream.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
