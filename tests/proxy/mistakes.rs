@@ -6,11 +6,12 @@ use std::process::Stdio;
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::net::TcpSocket;
 use tokio::process::{Child, ChildStderr, Command};
 use watershed_lab::sim::SimulatedServer;
 
 use crate::support::client::within;
-use crate::support::small;
+use crate::support::{loopback, small};
 
 /// A folder with invalid files, and upstream's kubeconfig.
 pub(crate) struct Bench {
@@ -274,11 +275,10 @@ async fn a_mistake_is_reported_on_one_line_with_its_cause_and_its_flag() {
 async fn what_keeps_the_proxy_from_becoming_ready_is_logged_with_its_cause_and_its_flag() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
-    // Nothing listens on this address any more.
-    let closed = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    // Without a listener. As it is bound, no other process gets the port.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(loopback()).unwrap();
+    let closed = socket.local_addr().unwrap();
     let serve = "serve --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0";
     let cases: [(String, &[&str]); 3] = [
         (
@@ -312,6 +312,7 @@ async fn what_keeps_the_proxy_from_becoming_ready_is_logged_with_its_cause_and_i
         }
         child.kill().await.unwrap();
     }
+    drop(socket);
     upstream.shutdown().await;
 }
 
