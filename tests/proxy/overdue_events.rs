@@ -7,7 +7,8 @@ use watershed::app::AppConfig;
 use watershed_lab::sim::pods;
 
 use crate::consistent_reads::{PODS, names, quiet, some_pod, version};
-use crate::reviews_of_names::{CONFIG_MAPS, follows_rbac, furnish};
+use crate::node_start::until_all_rbac_is_watched;
+use crate::reviews_of_names::{CONFIG_MAPS, furnish};
 use crate::status::status;
 use crate::support::client::{Lines, Next, Protocol, within};
 use crate::support::rbac::{rbac, remember};
@@ -168,7 +169,7 @@ async fn grants_are_reviewed_again_while_the_watches_of_rbac_bring_nothing() {
         },
     )
     .await;
-    follows_rbac(&fixture).await;
+    until_all_rbac_is_watched(&fixture).await;
     let path = format!("{CONFIG_MAPS}?resourceVersion=0");
     let ann = fixture.proxied.as_user("ann-token");
     let visit = async || ann.get(Protocol::Http2, &path).await.status;
