@@ -8,6 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use watershed_lab::sim::{Options, Population, SimulatedServer};
 
+use crate::status::status;
 use crate::support::client::{BOTH, Endpoint, Protocol, nothing, whole, within};
 use crate::support::program::Program;
 use crate::support::{Fixture, becomes, eventually, plain_get, small, unless_stalled};
@@ -545,6 +546,10 @@ async fn a_user_with_many_watches_or_large_selectors_affects_no_other() {
             open.push(viewer.watch(protocol, path).await);
         }
         drop(open);
+        becomes("open watches", Some(0), async || {
+            status(&fixture).await["totals"]["watchesHere"].as_u64()
+        })
+        .await;
         // What is over counts no longer.
         let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
         eventually("a watch to be allowed again", async || {
