@@ -1,5 +1,6 @@
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
+use std::time::Instant;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -321,13 +322,22 @@ async fn a_proxy_without_local_validation_asks_the_one_in_front_of_it() {
 
 #[tokio::test]
 async fn one_review_serves_the_tokens_of_a_kind_that_arrive_together() {
-    let setup = Setup::new(Reviewer::default(), true).await;
-    let tokens: Vec<_> = (0..50).map(|number| setup.token(number)).collect();
-    let users = tokens.iter().map(|token| setup.identify(token));
-    for (user, _) in futures_util::future::join_all(users).await {
-        assert!(user.is_some());
+    // Tokens wait for another one's review for a second. On a machine that stalls this begins again.
+    const TRIES: usize = 10;
+    for _ in 0..TRIES {
+        let setup = Setup::new(Reviewer::default(), true).await;
+        let tokens: Vec<_> = (0..50).map(|number| setup.token(number)).collect();
+        let users = tokens.iter().map(|token| setup.identify(token));
+        let begun = Instant::now();
+        for (user, _) in futures_util::future::join_all(users).await {
+            assert!(user.is_some());
+        }
+        if begun.elapsed() < Duration::from_secs(1) {
+            assert_eq!(setup.reviewer.count(), 1);
+            return;
+        }
     }
-    assert_eq!(setup.reviewer.count(), 1);
+    panic!("this machine is too slow");
 }
 
 #[tokio::test]
