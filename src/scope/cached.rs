@@ -272,6 +272,12 @@ impl Scope {
         }
     }
 
+    /// Returns `true` if the release that printed the objects is known.
+    #[cfg(test)]
+    pub(crate) fn knows_release(&self) -> bool {
+        self.print.release().is_some()
+    }
+
     /// Returns a client that asks the server at which the scope is followed: another one may be of
     /// another release, and print objects differently.
     pub fn beside(&self, client: &UpstreamClient) -> UpstreamClient {
