@@ -1,7 +1,7 @@
 //! Answers requests: from memory where that is exactly what upstream would say, else upstream does.
 //!
 //! `ProxyService::answer` is the sequence of phases that a request passes through. `ServiceParts`
-//! has a part for each:
+//! has what they need:
 //!
 //! 1. `plan` decides what answers a request, by the request and the operator's `policy`. Both are in
 //!    an `exchange` from then on.
@@ -123,7 +123,7 @@ impl ProxyService {
 
     /// Returns the counters of what clients were given.
     pub fn usage(&self) -> Usage {
-        self.parts.completer.usage.clone()
+        self.parts.usage.clone()
     }
 
     /// Keeps the scopes open that the policy wants open before the first request.
@@ -142,7 +142,7 @@ impl ProxyService {
                 metrics::filtered(flag);
                 self.refused(answer::filtered(flag), request, &peer)
             }
-            None => match self.parts.completer.chain.accept(request.headers()) {
+            None => match self.parts.chain.accept(request.headers()) {
                 Ok(from_proxy) => self.answer(request, peer, from_proxy).await,
                 Err(error) => {
                     refusal_log::refused_chain(&error, request.headers(), peer.address.ip());

@@ -110,8 +110,8 @@ pub(super) struct LimitFlags {
     pub(super) proxy_protocol: bool,
     /// Maximum number of forwarded requests of one user at a time, until their answers have ended;
     /// 0 for no limit. All programs with one service account are one user. All users together may
-    /// have 50,000, and one at most half of what is free. Those whose answers pods, services and nodes write,
-    /// such as followed logs, count apart.
+    /// have 50,000, and one at most half of what is free. Of those whose answers pods, services and nodes write,
+    /// such as followed logs, there may be fewer.
     #[arg(long, default_value_t = 20_000, value_name = "N")]
     max_forwarded_requests_per_user: u32,
     /// Maximum number of open sessions of exec, attach and port-forward of one user; 0 for no limit.

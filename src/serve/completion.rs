@@ -23,10 +23,10 @@ use crate::upstream::{ConnectionClass, ProxyChain};
 
 /// The parts that complete responses: they count what is sent, and name this proxy to others.
 pub(super) struct Completer {
-    pub(super) usage: Usage,
-    pub(super) request_memory: Arc<RequestMemory>,
-    pub(super) access: Access,
-    pub(super) chain: Arc<ProxyChain>,
+    usage: Usage,
+    request_memory: Arc<RequestMemory>,
+    access: Access,
+    chain: Arc<ProxyChain>,
 }
 
 /// The facts about a request that are still needed once it was forwarded.
@@ -81,6 +81,21 @@ impl MadeResponse {
 }
 
 impl Completer {
+    /// Puts the parts together.
+    pub(super) fn new(
+        usage: Usage,
+        request_memory: Arc<RequestMemory>,
+        access: Access,
+        chain: Arc<ProxyChain>,
+    ) -> Self {
+        Self {
+            usage,
+            request_memory,
+            access,
+            chain,
+        }
+    }
+
     /// Names the proxies up to the API server to another proxy, if it is a known caller. Nobody
     /// else learns of them, neither from this proxy nor from upstream's answer.
     fn add_via_header(&self, proxy: Option<(Caller, Option<Credential>)>, headers: &mut HeaderMap) {

@@ -20,7 +20,7 @@ use super::answer::{self, Answer};
 use super::completion::{Completion, MadeResponse};
 use super::exchange::Exchange;
 use super::from_memory::VERDICT_WAIT;
-use super::limits::forwards::{ForwardLimits, ForwardPermit};
+use super::limits::forwards::{ForwardLimits, ForwardPermit, ForwardShare};
 use super::limits::memory::RequestMemory;
 use super::limits::{refusal_log, unknown_callers};
 use super::plan::request_deadline::RequestDeadline;
@@ -33,7 +33,7 @@ use super::unread_body;
 use crate::access::{Access, Caller, Credential, Identity, is_of_api_server};
 use crate::body::{self, Body, holding, holding_until_end};
 use crate::drain::DrainWatch;
-use crate::fairness::{QueueTurn, Share};
+use crate::fairness::QueueTurn;
 use crate::listener::{LastOfConnection, PeerConnection};
 use crate::log_throttle::LogThrottle;
 use crate::upstream::{ConnectionClass, ForwardIdentity, ForwardOptions, Forwarder, UpstreamError};
@@ -245,10 +245,10 @@ impl Forwarding {
         class: ConnectionClass,
         caller: &ForwardedCaller,
         permit: ForwardPermit,
-    ) -> Result<(Response<Body>, Option<Share>), UpstreamError> {
+    ) -> Result<(Response<Body>, Option<ForwardShare>), UpstreamError> {
         let ForwardPermit { share, turn } = permit;
         let (of_tunnel, of_answer) = if request.headers().contains_key(header::UPGRADE) {
-            (Some(share), None)
+            (Some(share.of_all), None)
         } else {
             (None, Some(share))
         };
@@ -270,9 +270,9 @@ impl Forwarding {
         &self,
         caller: &mut ForwardedCaller,
         response: &mut Response<Body>,
-        mut share: Option<Share>,
+        mut share: Option<ForwardShare>,
         completion: &mut Completion,
-    ) -> Option<Share> {
+    ) -> Option<ForwardShare> {
         let status = response.status();
         if status == StatusCode::UNAUTHORIZED && is_of_api_server(&caller.path, response.headers())
         {
@@ -382,7 +382,7 @@ impl ForwardedCaller {
 }
 
 /// Ties the share of a request to its answer.
-fn hold(response: Response<Body>, share: Option<Share>, is_known: bool) -> Response<Body> {
+fn hold(response: Response<Body>, share: Option<ForwardShare>, is_known: bool) -> Response<Body> {
     match share {
         Some(share) if is_known => response.map(|body| holding(body, share)),
         // An unknown caller that reads nothing must not keep others from being reviewed.

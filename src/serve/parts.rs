@@ -1,4 +1,4 @@
-//! The parts of the service, one for each phase that a request passes through.
+//! The parts of the service: what requests are planned by, and what answers them.
 use std::sync::Arc;
 
 use super::completion::Completer;
@@ -17,7 +17,7 @@ use crate::access::Access;
 use crate::catalog::Catalog;
 use crate::drain::DrainWatch;
 use crate::scope::Scopes;
-use crate::upstream::{Forwarder, UpstreamClient};
+use crate::upstream::{Forwarder, ProxyChain, UpstreamClient};
 
 /// Everything that answers requests.
 pub(super) struct ServiceParts {
@@ -31,6 +31,8 @@ pub(super) struct ServiceParts {
     pub(super) from_memory: FromMemory,
     pub(super) forwarding: Forwarding,
     pub(super) completer: Completer,
+    pub(super) usage: Usage,
+    pub(super) chain: Arc<ProxyChain>,
 }
 
 impl ServiceParts {
@@ -45,12 +47,14 @@ impl ServiceParts {
     ) -> Self {
         let policy = Arc::new(policy);
         let request_memory = Arc::new(RequestMemory::within(scopes.budget()));
-        let completer = Completer {
-            usage: Usage::within(scopes.budget()),
-            request_memory: Arc::clone(&request_memory),
-            access: access.clone(),
-            chain: Arc::clone(client.upstream().chain()),
-        };
+        let usage = Usage::within(scopes.budget());
+        let chain = Arc::clone(client.upstream().chain());
+        let completer = Completer::new(
+            usage.clone(),
+            Arc::clone(&request_memory),
+            access.clone(),
+            Arc::clone(&chain),
+        );
         let opener = ScopeOpener {
             catalog: catalog.clone(),
             policy: Arc::clone(&policy),
@@ -74,6 +78,8 @@ impl ServiceParts {
                 draining,
             ),
             completer,
+            usage,
+            chain,
             catalog,
             policy,
             access,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Request, header};
 use watershed_protocol::{
-    AcceptClause, Encoding, GroupVersionResource, Query, Representation, RequestInfo,
+    AcceptClause, AnswerEnd, Encoding, GroupVersionResource, Query, Representation, RequestInfo,
     ResourceRequest, Verb, WatchStart, acceptable_ignoring, wants_pretty,
 };
 
@@ -48,8 +48,7 @@ pub(super) struct RequestPlan {
     pub(super) verb: Verb,
     /// The type, if it is one of the catalog's: a label of bounded cardinality.
     pub(super) resource: Option<Arc<ResourceType>>,
-    /// The request may stay open as long as its client likes.
-    pub(super) may_stay_open: bool,
+    answer_end: AnswerEnd,
     /// Upstream treats the request as long-running.
     pub(super) is_long_running: bool,
     /// The client of the watch can go on by version from its first event on. Others may begin with
@@ -84,7 +83,7 @@ impl RequestPlan {
         let path = request.uri().path();
         let accepted = AcceptedForms::of(&parsed, parameters);
         let info = &parsed.info;
-        let may_stay_open = info.may_stay_open(&parsed.query);
+        let answer_end = info.answer_end(&parsed.query);
         let action = if let Some(representation) = wanted_checkpoint(parsed.headers) {
             plan_checkpoint(&parsed, policy, representation)
                 .map_or_else(PlannedAction::Forward, |checkpoint| {
@@ -105,11 +104,11 @@ impl RequestPlan {
             begins_after_version: begins_after_version(&action, &parsed),
             action,
             verb: info.verb,
-            may_stay_open,
+            answer_end,
             is_long_running: info.is_long_running(path),
             forward_class: if info.is_relayed(path) {
                 ConnectionClass::Relayed
-            } else if may_stay_open || is_upgrade(parsed.headers) {
+            } else if answer_end != AnswerEnd::ByItself || is_upgrade(parsed.headers) {
                 ConnectionClass::LongForward
             } else {
                 ConnectionClass::Short
@@ -120,17 +119,22 @@ impl RequestPlan {
         }
     }
 
+    /// Returns `true` if the answer is known to go on for as long as the client likes.
+    pub(super) fn stays_open(&self) -> bool {
+        self.answer_end == AnswerEnd::ByClient
+    }
+
     /// Returns `true` if the answer is known to end by itself. Servers of aggregated APIs may stream
     /// what they like.
     pub(super) fn is_finite(&self) -> bool {
         let is_known = self.resource.is_some() || !matches!(self.action, PlannedAction::Forward(_));
-        is_known && !self.may_stay_open
+        is_known && self.answer_end == AnswerEnd::ByItself
     }
 
     /// Returns `true` if the headers of the answer may take long although all is well: those of a followed
     /// log come with its first line.
     pub(super) fn may_be_silent(&self) -> bool {
-        self.may_stay_open && self.verb != Verb::Watch
+        self.stays_open() && self.verb != Verb::Watch
     }
 }
 

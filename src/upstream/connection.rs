@@ -24,11 +24,11 @@ use crate::headers::VIA;
 use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream};
 
 mod lease;
-mod room;
+mod queue;
 mod silence;
 
 pub(super) use lease::{Lease, NotSent};
-pub(super) use room::{ConnectionPermits, Room};
+pub(super) use queue::{ConnectionPermits, ConnectionQueue};
 pub(super) use silence::AwaitedBy;
 use silence::UnansweredRequests;
 
@@ -328,7 +328,7 @@ impl Http2Connection {
     fn give_back(&self) {
         *self.idle_since.lock() = Instant::now();
         self.streams.fetch_sub(1, Ordering::AcqRel);
-        self.permits.room().one_is_free();
+        self.permits.queue().notify_first();
     }
 }
 
@@ -416,9 +416,9 @@ impl IdleHttp1 {
     /// Keeps a connection that has done its work, unless newer credentials are in use.
     pub(super) fn put_back(&self, connection: Http1Connection) {
         if connection.generation == self.upstream.current().generation {
-            let room = connection.permits.room().clone();
+            let queue = connection.permits.queue().clone();
             self.connections.lock().push_back(connection);
-            room.one_is_free();
+            queue.notify_first();
         }
     }
 

@@ -21,10 +21,9 @@ use crate::body::{self, Body, BodyEnd};
 use crate::fairness::Share;
 use watershed_connect::{Address, ConnectError, Dialer, TlsIdentity};
 
-/// Limit of connections in a group for unknown callers. On HTTP/1.1 each of their requests needs
-/// one.
+/// Limit of connections for unknown callers. On HTTP/1.1 each of their requests needs one.
 const MAX_UNKNOWN_CONNECTIONS: usize = 512;
-/// Divisor: each of these groups may have a part of all connections, so that they leave some to known callers.
+/// Divisor: these are a part of all connections, at least two, so that they leave some to known callers.
 const UNKNOWN_DIVISOR: usize = 4;
 
 /// The credentials that a request is forwarded with.
@@ -80,7 +79,7 @@ impl Forwarder {
         let dialer = Arc::new(Dialer::starting_at(fastrand::usize(..)));
         let connections = upstream.capacity().forwarded;
         let limits = PoolLimits::within(connections);
-        // Each refused request ends its connection: none is made for a single one.
+        // Each refused request ends its connection, so none of these is for a single request.
         let part = MAX_UNKNOWN_CONNECTIONS.min(connections / UNKNOWN_DIVISOR);
         let of_unknown = limits.part(part.max(2));
         let [known, unknown, as_proxy] = [

@@ -89,7 +89,7 @@ pub use media::{
 pub use nullable_text::nullable_text;
 pub use object_key::{is_key_part, object_key};
 pub use query::Query;
-pub use request_info::{RequestInfo, ResourceRequest, Verb};
+pub use request_info::{AnswerEnd, RequestInfo, ResourceRequest, Verb};
 pub use resource::{GroupVersionResource, is_built_in_group};
 pub use selection::{Selection, Selectors};
 pub use shard_selector::ShardSelector;

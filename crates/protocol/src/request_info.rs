@@ -36,6 +36,17 @@ pub enum Verb {
     Other,
 }
 
+/// What ends the answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerEnd {
+    /// It is complete.
+    ByItself,
+    /// It may stay open as long as its client likes.
+    ByClient,
+    /// Either: upstream may read more of the query than could be read here.
+    Unknown,
+}
+
 /// A request's attributes, as far as its method and URL give them.
 ///
 /// ```
@@ -187,16 +198,22 @@ impl RequestInfo {
         }
     }
 
-    /// Returns `true` if the request, which has this query, may stay open as long as its client
-    /// likes. Logs are long-running for upstream either way, but end by themselves unless they are
-    /// followed.
-    pub fn may_stay_open(&self, query: &Query<'_>) -> bool {
-        // Of a query that is not whole, upstream may read more.
-        let may_ask_for = |name| !query.is_whole() && query.has_name(name);
-        match self.subresource() {
-            Some(LOG) => query.flag("follow") == Some(true) || may_ask_for("follow"),
+    /// Returns what ends the answer to the request, which has this query. Logs are long-running for upstream
+    /// either way, but end by themselves unless they are followed.
+    pub fn answer_end(&self, query: &Query<'_>) -> AnswerEnd {
+        let stays_open = match self.subresource() {
+            Some(LOG) => query.flag("follow") == Some(true),
             Some(part) if SESSIONS.contains(&part) => true,
-            _ => self.verb == Verb::Watch || self.legacy_watch || may_ask_for("watch"),
+            _ => self.verb == Verb::Watch || self.legacy_watch,
+        };
+        if stays_open {
+            return AnswerEnd::ByClient;
+        }
+        let is_clear = query.is_whole() || !matches!(self.verb, Verb::List | Verb::Get);
+        if is_clear || !(query.has_name("watch") || query.has_name("follow")) {
+            AnswerEnd::ByItself
+        } else {
+            AnswerEnd::Unknown
         }
     }
 

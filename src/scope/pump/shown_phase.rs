@@ -16,6 +16,7 @@ impl ShownPhase {
         (Self(shown), seen)
     }
 
+    /// Returns the present phase.
     pub(super) fn now(&self) -> ScopePhase {
         self.0.borrow().clone()
     }

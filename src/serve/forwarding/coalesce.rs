@@ -26,8 +26,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::slow_leaders::{Leader, SlowLeaders};
 use crate::body::Body;
 use crate::budget::{MemoryBudget, MemoryClass};
-use crate::fairness::Share;
 use crate::serve::client_address::FORWARDED_FOR;
+use crate::serve::limits::forwards::ForwardShare;
 use crate::serve::plan::request_key::RequestKey;
 use crate::serve::stored_response::{ResponseBudget, StoredResponse};
 use crate::shared_calls::{FlightPace, Singleflight};
@@ -258,7 +258,7 @@ impl CoalescerSlot<'_> {
         &self,
         caller: &HeaderMap,
         identity: ForwardIdentity,
-        share: Share,
+        share: ForwardShare,
     ) -> Option<Arc<StoredResponse>> {
         let fetch = SharedFetch {
             forwarder: self.coalescer.forwarder.clone(),
@@ -304,7 +304,7 @@ struct SharedFetch {
     headers: HeaderMap,
     leader: Leader,
     identity: ForwardIdentity,
-    _share: Share,
+    _share: ForwardShare,
 }
 
 impl SharedFetch {

@@ -16,9 +16,9 @@ pub(in crate::serve) enum LimitExceeded {
     UnknownReviews,
     /// Too many requests of one user wait for reviews of impersonation.
     ImpersonationReviews,
-    /// Forwarded requests of one caller, but for the next ones.
+    /// Forwarded requests of one caller.
     Forwarded,
-    /// Forwarded requests of one caller whose answers pods, services and nodes write.
+    /// Those of them whose answers pods, services and nodes write.
     Relayed,
     /// Sessions of exec, attach and port-forward of one caller.
     Tunnels,

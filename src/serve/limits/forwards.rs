@@ -37,7 +37,7 @@ pub(in crate::serve) struct ForwardLimits {
     /// Knows how many requests fit on all connections to upstream.
     forwarder: Forwarder,
     requests: Limit,
-    /// The requests whose answers pods, services and nodes write. They have fewer connections.
+    /// Those of the requests whose answers pods, services and nodes write. They have fewer connections.
     relayed: Limit,
     tunnels: Limit,
     unknown_requests: Limit,
@@ -45,10 +45,16 @@ pub(in crate::serve) struct ForwardLimits {
     unknown_turns: FairQueue,
 }
 
+/// What a forwarded request or a tunnel holds of the limits.
+pub(in crate::serve) struct ForwardShare {
+    pub(in crate::serve) of_all: Share,
+    _of_relayed: Option<Share>,
+}
+
 /// Permission to forward a request.
 pub(in crate::serve) struct ForwardPermit {
     /// Held until the answer or the tunnel has ended.
-    pub(in crate::serve) share: Share,
+    pub(in crate::serve) share: ForwardShare,
     /// Held until the answer has begun.
     pub(in crate::serve) turn: Option<QueueTurn>,
 }
@@ -89,6 +95,7 @@ impl ForwardLimits {
         let share = self.unknown_requests.take(address.clone(), 1)?;
         let turn = self.unknown_turns.turn_within(address, UNKNOWN_WAIT).await;
         let turn = Some(turn.ok_or(self.unknown_requests.exceeded())?);
+        let share = share.into();
         Ok(ForwardPermit { share, turn })
     }
 
@@ -97,7 +104,7 @@ impl ForwardLimits {
         &self,
         exchange: &Exchange<'_>,
         user: Option<&Arc<Identity>>,
-    ) -> Result<Share, LimitExceeded> {
+    ) -> Result<ForwardShare, LimitExceeded> {
         let address = CallerKey::Address(exchange.address());
         let caller = user.map_or(address, |user| CallerKey::user(&user.user));
         self.take(exchange.plan.forward_class, caller)
@@ -108,21 +115,30 @@ impl ForwardLimits {
         &self,
         address: IpAddr,
         class: ConnectionClass,
-        unknown: Share,
-    ) -> Share {
+        unknown: ForwardShare,
+    ) -> ForwardShare {
         let share = self.take(class, CallerKey::Address(address));
         share.unwrap_or(unknown)
     }
 
     /// Takes a share for a request of this class.
-    fn take(&self, class: ConnectionClass, caller: CallerKey) -> Result<Share, LimitExceeded> {
-        let limit = match class {
-            ConnectionClass::Relayed => &self.relayed,
-            ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => {
-                &self.requests
-            }
+    fn take(
+        &self,
+        class: ConnectionClass,
+        caller: CallerKey,
+    ) -> Result<ForwardShare, LimitExceeded> {
+        let capacity = |class| ALL_REQUESTS.min(self.forwarder.capacity(class));
+        let of_relayed = if class == ConnectionClass::Relayed {
+            let all = capacity(class);
+            Some(self.relayed.take_of(caller.clone(), 1, all)?)
+        } else {
+            None
         };
-        limit.take_of(caller, 1, ALL_REQUESTS.min(self.forwarder.capacity(class)))
+        let all = capacity(ConnectionClass::LongForward);
+        Ok(ForwardShare {
+            of_all: self.requests.take_of(caller, 1, all)?,
+            _of_relayed: of_relayed,
+        })
     }
 
     /// Admits an upgrade. It costs a connection to upstream, so its caller is authenticated first.
@@ -145,6 +161,16 @@ impl ForwardLimits {
             None if exchange.is_known => self.tunnels.take(address, 1)?,
             None => self.unknown_tunnels.take(address, 1)?,
         };
+        let share = share.into();
         Ok(ForwardPermit { share, turn: None })
+    }
+}
+
+impl From<Share> for ForwardShare {
+    fn from(of_all: Share) -> Self {
+        Self {
+            of_all,
+            _of_relayed: None,
+        }
     }
 }

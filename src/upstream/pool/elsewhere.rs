@@ -101,6 +101,9 @@ impl ConnectionGroup {
         self: &Arc<Self>,
         wanted: &Elsewhere,
     ) -> Result<Lease, UpstreamError> {
+        if !self.queue.is_empty() {
+            return self.lease().await;
+        }
         match self.open(&wanted.avoid).await {
             Err(UpstreamError::Exhausted) => self.lease().await,
             opened => opened,
@@ -154,7 +157,7 @@ impl ConnectionGroup {
         if enough && !same.is_empty() {
             return same[number % same.len()].dialing.clone();
         }
-        let dialing = self.spawn_dial(wanted.avoid.clone(), move |state| {
+        let dialing = self.spawn_dial(None, wanted.avoid.clone(), move |state| {
             state.dialing_elsewhere.retain(|it| it.number != number);
         });
         state.dialing_elsewhere.push(DialElsewhere {

@@ -14,7 +14,8 @@ use super::limits::{IdleConnections, PoolLimits, UNNEEDED_AFTER};
 use super::options::AvoidedAddresses;
 use crate::upstream::class::ConnectionClass;
 use crate::upstream::connection::{
-    self, ConnectionPermits, Http2Connection, HttpConnection, IdleHttp1, Lease, Room, ServedBy,
+    self, ConnectionPermits, ConnectionQueue, Http2Connection, HttpConnection, IdleHttp1, Lease,
+    ServedBy,
 };
 use crate::upstream::error::UpstreamError;
 use crate::upstream::server::Upstream;
@@ -30,7 +31,8 @@ pub(in crate::upstream) struct ConnectionGroup {
     limits: PoolLimits,
     /// Connections that there may be beside those that there are.
     connections: Arc<Semaphore>,
-    room: Room,
+    /// Requests that wait where there can be no more.
+    pub(super) queue: ConnectionQueue,
     pub(super) idle_http1: Arc<IdleHttp1>,
     /// Connections that are made at a time for one request each.
     dialing_alone: Semaphore,
@@ -69,6 +71,15 @@ const DIALS_ALONE: usize = 16;
 /// Time to wait until another such connection may be made. Requests share connections then.
 const DIALING_WAIT: Duration = Duration::from_millis(500);
 
+/// A way to a connection.
+enum Found {
+    Stream(Lease),
+    /// A connection is being made, for all who wait for it.
+    Dial(SharedDial),
+    /// Another connection may be made, for this request alone.
+    Room(ConnectionPermits),
+}
+
 /// The open connection on which a stream is taken.
 #[derive(Clone, Copy)]
 enum StreamChoice {
@@ -98,7 +109,7 @@ impl ConnectionGroup {
             upstream: upstream.clone(),
             dialer: Arc::clone(dialer),
             connections: Arc::new(Semaphore::new(limits.of_class(class))),
-            room: Room::default(),
+            queue: ConnectionQueue::default(),
             limits: limits.clone(),
             idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
             dialing_alone: Semaphore::new(DIALS_ALONE.min(limits.alone)),
@@ -111,26 +122,8 @@ impl ConnectionGroup {
         self.state.lock().exclusive
     }
 
-    /// Leases a stream on an open connection, or on a new one. Waits for one where there can be no more.
+    /// Leases a stream on an open connection, or on a new one.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
-        if !self.room.is_awaited() {
-            match self.lease_now().await {
-                Err(UpstreamError::Exhausted) => {}
-                leased => return leased,
-            }
-        }
-        let turn = self.room.turn(self.limits.patience).await;
-        let turn = turn.ok_or(UpstreamError::Exhausted)?;
-        loop {
-            let sign = turn.next();
-            match self.lease_now().await {
-                Err(UpstreamError::Exhausted) if turn.look_again(sign).await => {}
-                leased => return leased,
-            }
-        }
-    }
-
-    async fn lease_now(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
         if self.class.is_alone()
             && self.limits.alone > 0
             && let Some(lease) = self.lease_alone().await?
@@ -173,32 +166,66 @@ impl ConnectionGroup {
     }
 
     async fn lease_shared(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
+        let mut ended = 0;
+        while ended < MAX_ENDED {
+            match self.find().await? {
+                Found::Stream(lease) => return Ok(lease),
+                // The new connection may be full already: look again.
+                Found::Dial(dialing) => dialing.await?,
+                Found::Room(permits) => {
+                    return self.open_with(permits, &AvoidedAddresses::default()).await;
+                }
+            }
+            ended += usize::from(!self.has_open_connection());
+        }
+        self.open(&AvoidedAddresses::default()).await
+    }
+
+    /// Finds a way to a connection. Waits for one in the queue where there can be no more.
+    async fn find(self: &Arc<Self>) -> Result<Found, UpstreamError> {
+        if self.queue.is_empty()
+            && let Some(found) = self.look()
+        {
+            return Ok(found);
+        }
+        let place = self.queue.first_place(self.limits.patience).await;
+        let place = place.ok_or(UpstreamError::Exhausted)?;
+        loop {
+            let notified = place.notified();
+            if let Some(found) = self.look() {
+                return Ok(found);
+            }
+            if place.is_over() {
+                return Err(UpstreamError::Exhausted);
+            }
+            place.look_again(notified).await;
+        }
+    }
+
+    /// Looks for a way to a connection; `None` if there can be no more.
+    fn look(self: &Arc<Self>) -> Option<Found> {
         let choice = if self.class.is_alone() {
             StreamChoice::LeastUsed
         } else {
             StreamChoice::Oldest
         };
-        let mut ended = 0;
-        while ended < MAX_ENDED {
-            let dialing = {
-                let mut state = self.state.lock();
-                if let Some(lease) = self.take(&mut state, choice) {
-                    return Ok(lease);
-                }
-                if state.exclusive {
-                    None
-                } else {
-                    Some(self.shared_dial(&mut state))
-                }
-            };
-            match dialing {
-                // The new connection may be full already: look again.
-                Some(dialing) => dialing.await?,
-                None => break,
+        let exclusive = {
+            let mut state = self.state.lock();
+            if let Some(lease) = self.take(&mut state, choice) {
+                return Some(Found::Stream(lease));
             }
-            ended += usize::from(!self.has_open_connection());
-        }
-        self.open(&AvoidedAddresses::default()).await
+            match &state.dialing {
+                Some(dialing) if !state.exclusive => return Some(Found::Dial(dialing.clone())),
+                _ => state.exclusive,
+            }
+        };
+        // Not under the lock: connections that are idle may end for it.
+        let permits = self.permits()?;
+        Some(if exclusive {
+            Found::Room(permits)
+        } else {
+            Found::Dial(self.shared_dial(permits))
+        })
     }
 
     fn has_open_connection(&self) -> bool {
@@ -249,14 +276,16 @@ impl ConnectionGroup {
         Some(Lease::http1(connection, Arc::clone(&self.idle_http1), true))
     }
 
-    /// Returns the connection being made, or begins one.
+    /// Returns the connection being made, or begins one with these permits.
     ///
     /// It is a task of its own: the first request may be cancelled while others wait for it.
-    fn shared_dial(self: &Arc<Self>, state: &mut GroupState) -> SharedDial {
+    fn shared_dial(self: &Arc<Self>, permits: ConnectionPermits) -> SharedDial {
+        let mut state = self.state.lock();
         if let Some(dialing) = &state.dialing {
             return dialing.clone();
         }
-        let dialing = self.spawn_dial(AvoidedAddresses::default(), |state| state.dialing = None);
+        let avoid = AvoidedAddresses::default();
+        let dialing = self.spawn_dial(Some(permits), avoid, |state| state.dialing = None);
         state.dialing = Some(dialing.clone());
         dialing
     }
@@ -264,12 +293,13 @@ impl ConnectionGroup {
     /// Begins to make a connection. `done` is called when that has succeeded or failed.
     pub(super) fn spawn_dial(
         self: &Arc<Self>,
+        permits: Option<ConnectionPermits>,
         avoid: AvoidedAddresses,
         done: impl FnOnce(&mut GroupState) + Send + 'static,
     ) -> SharedDial {
         let group = Arc::clone(self);
         let task = tokio::spawn(async move {
-            let connecting = AssertUnwindSafe(group.connect(&avoid));
+            let connecting = AssertUnwindSafe(group.connect(permits, &avoid));
             let made = connecting.catch_unwind().await;
             let mut state = group.state.lock();
             // In any case: whoever comes later would otherwise wait for this attempt.
@@ -278,7 +308,7 @@ impl ConnectionGroup {
                 HttpConnection::Http2(connection) => {
                     state.exclusive = false;
                     state.http2.push(connection);
-                    group.room.one_is_free();
+                    group.queue.notify_first();
                 }
                 HttpConnection::Http1(connection) => {
                     state.exclusive = true;
@@ -301,7 +331,16 @@ impl ConnectionGroup {
 
     /// Opens a connection and leases its first stream.
     pub(super) async fn open(&self, avoid: &AvoidedAddresses) -> Result<Lease, UpstreamError> {
-        let made = self.connect(avoid).await?;
+        let permits = self.permits().ok_or(UpstreamError::Exhausted)?;
+        self.open_with(permits, avoid).await
+    }
+
+    async fn open_with(
+        &self,
+        permits: ConnectionPermits,
+        avoid: &AvoidedAddresses,
+    ) -> Result<Lease, UpstreamError> {
+        let made = self.connect(Some(permits), avoid).await?;
         let mut state = self.state.lock();
         match made {
             HttpConnection::Http2(connection) => {
@@ -309,7 +348,7 @@ impl ConnectionGroup {
                 // Always succeeds: its limit is above zero, and nobody else knows it yet.
                 connection.take_any_stream();
                 state.http2.push(Arc::clone(&connection));
-                self.room.one_is_free();
+                self.queue.notify_first();
                 Ok(Lease::http2(connection, false))
             }
             HttpConnection::Http1(connection) => {
@@ -332,15 +371,21 @@ impl ConnectionGroup {
         })?;
         let mut permits = self.limits.shared.take(self.class)?;
         permits.push(of_group);
-        Some(ConnectionPermits::new(permits, self.room.clone()))
+        Some(ConnectionPermits::new(permits, self.queue.clone()))
     }
 
     fn permit_of_group(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.connections).try_acquire_owned().ok()
     }
 
-    async fn connect(&self, avoid: &AvoidedAddresses) -> Result<HttpConnection, UpstreamError> {
-        let permits = self.permits().ok_or(UpstreamError::Exhausted)?;
+    /// Makes a connection, with these permits or others.
+    async fn connect(
+        &self,
+        permits: Option<ConnectionPermits>,
+        avoid: &AvoidedAddresses,
+    ) -> Result<HttpConnection, UpstreamError> {
+        let permits = permits.or_else(|| self.permits());
+        let permits = permits.ok_or(UpstreamError::Exhausted)?;
         let credentials = self.upstream.current();
         // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
         let dialed =

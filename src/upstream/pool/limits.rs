@@ -20,10 +20,10 @@ const ALONE_DIVISOR: usize = 8;
 const RELAYED_DIVISOR: usize = 2;
 /// Divisor: a quarter of all, at least one, is left for short requests, while long ones have taken the rest.
 const SHORT_DIVISOR: usize = 4;
-/// Time that requests wait for room: a burst is over by then. Shorter than the time after which a review is sent
-/// again.
+/// Time that requests wait where there can be no more connections: a burst is over by then. Shorter than the time
+/// after which a review is sent again.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time that requests wait for room in a part of the connections. They may keep others waiting meanwhile.
+/// The same in a part of the connections. Unknown callers may keep others waiting meanwhile.
 const PATIENCE_WITH_PART: Duration = Duration::from_millis(200);
 /// Idle time after which a connection ends where another one is needed. New ones have their first request by
 /// then.
@@ -38,7 +38,7 @@ pub(in crate::upstream) struct PoolLimits {
     pub(in crate::upstream) relayed: usize,
     /// Connections up to which a relayed request has one to itself.
     pub(in crate::upstream) alone: usize,
-    /// Time that a request waits for a stream or for room for a connection, where there is neither.
+    /// Time that a request waits in the queue for a connection.
     pub(in crate::upstream) patience: Duration,
     /// The connections of all groups that have these limits, those of other pools among them.
     pub(in crate::upstream) shared: Arc<SharedConnections>,
@@ -149,7 +149,7 @@ impl SharedConnections {
     }
 
     fn take_own(&self, class: ConnectionClass) -> Option<Vec<OwnedSemaphorePermit>> {
-        // The last ones first, so that none of all is taken in vain.
+        // The rarest first: others need those of `all` that would be given back.
         let of = match class {
             ConnectionClass::Short => &[&self.all][..],
             ConnectionClass::Watch | ConnectionClass::LongForward => &[&self.long, &self.all],

@@ -90,39 +90,58 @@ fn what_pods_may_answer_is_relayed() {
 
 #[test]
 fn logs_may_stay_open_while_they_are_followed() {
-    let may_stay_open = |query| {
-        let path = "/api/v1/namespaces/a/pods/b/log";
-        RequestInfo::parse(&Method::GET, path, query).may_stay_open(&Query::parse(query))
+    let end_of = |method, path, query| {
+        RequestInfo::parse(&method, path, query).answer_end(&Query::parse(query))
     };
-    for query in [
-        "follow",
-        "follow=true",
-        "follow=1",
-        "%66ollow=true&tailLines=1",
-    ] {
-        assert!(may_stay_open(Some(query)), "{query}");
-    }
-    for query in [
-        "",
-        "follow=false",
-        "follow=0",
-        "container=follow",
-        "follower=true",
-    ] {
-        assert!(!may_stay_open(Some(query)), "{query}");
-    }
-    assert!(!may_stay_open(None));
-    assert!(get("/api/v1/pods?watch=1").may_stay_open(&Query::parse(Some("watch=1"))));
-    assert!(!get("/api/v1/pods").may_stay_open(&Query::parse(None)));
+    let (pods, log) = ("/api/v1/pods", "/api/v1/namespaces/a/pods/b/log");
     let many = "a&".repeat(1_000);
-    for (path, name) in [
-        ("/api/v1/pods", "watch=1"),
-        ("/api/v1/namespaces/a/pods/b/log", "follow=1"),
+    let [watch, follow] = ["watch=1", "follow=1"].map(|last| format!("{many}{last}"));
+    for (end, path, queries) in [
+        (
+            AnswerEnd::ByClient,
+            log,
+            &[
+                "follow",
+                "follow=true",
+                "follow=1",
+                "%66ollow=true&tailLines=1",
+            ][..],
+        ),
+        (
+            AnswerEnd::ByItself,
+            log,
+            &[
+                "",
+                "follow=false",
+                "follow=0",
+                "container=follow",
+                "follower=true",
+            ],
+        ),
+        (AnswerEnd::ByClient, pods, &["watch=1"]),
+        (
+            AnswerEnd::ByItself,
+            pods,
+            &["", "watch=0", "%zz", "limit=1"],
+        ),
+        (AnswerEnd::Unknown, pods, &[&watch, "%zz&watch=0"]),
+        (AnswerEnd::Unknown, log, &[&follow]),
     ] {
-        let query = format!("{many}{name}");
-        let info = RequestInfo::parse(&Method::GET, path, Some(&query));
-        assert!(info.may_stay_open(&Query::parse(Some(&query))), "{path}");
+        for query in queries {
+            assert_eq!(
+                end_of(Method::GET, path, Some(query)),
+                end,
+                "{path} {query}"
+            );
+        }
     }
+    assert_eq!(end_of(Method::GET, log, None), AnswerEnd::ByItself);
+    let of_post = end_of(
+        Method::POST,
+        "/api/v1/namespaces/a/pods",
+        Some("%zz&watch=1"),
+    );
+    assert_eq!(of_post, AnswerEnd::ByItself);
 }
 
 #[test]

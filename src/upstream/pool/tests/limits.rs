@@ -1,6 +1,4 @@
 //! Connections that there may be no more of.
-use tokio::time::Instant;
-
 use super::*;
 
 /// Creates pools of several identities that have these limits each.
@@ -9,24 +7,20 @@ fn pools<const N: usize>(upstream: &Upstream, limits: [&PoolLimits; N]) -> [Pool
     limits.map(|limits| Pool::new(upstream, TlsIdentity::NoCertificate, &dialer, limits))
 }
 
+/// Returns limits with which requests wait however slow the machine is.
+fn patient(connections: usize) -> PoolLimits {
+    PoolLimits {
+        patience: Duration::from_mins(1),
+        ..PoolLimits::within(connections)
+    }
+}
+
 async fn ask(
     pool: &Pool,
     class: ConnectionClass,
     path: &str,
 ) -> Result<Response<UpstreamBody>, UpstreamError> {
     soon(pool.send(class, get(path), SendOptions::default())).await
-}
-
-/// Makes an attempt again that took so long that requests may have waited in vain.
-async fn unless_stalled<T>(mut attempt: impl AsyncFnMut() -> T) -> T {
-    for _ in 0..4 {
-        let begun = Instant::now();
-        let outcome = attempt().await;
-        if begun.elapsed() < Duration::from_secs(1) {
-            return outcome;
-        }
-    }
-    attempt().await
 }
 
 /// Starts a server whose answers to `/open` never end.
@@ -62,33 +56,30 @@ async fn relayed_requests_wait_for_connections_that_others_make() {
 async fn relayed_requests_that_are_sent_again_wait_for_connections_as_well() {
     const REQUESTS: usize = 100;
     let pki = Pki::new();
-    let refused = unless_stalled(async || {
-        let arrived = Arc::new(AtomicUsize::new(0));
-        let of_api = Arc::clone(&arrived);
-        let api = Api::start(&pki, HTTP2, move |_, _| {
-            let number = of_api.fetch_add(1, Ordering::AcqRel);
-            async move {
-                if number < REQUESTS {
-                    std::future::pending::<()>().await;
-                }
-                text("again")
+    let arrived = Arc::new(AtomicUsize::new(0));
+    let of_api = Arc::clone(&arrived);
+    let api = Api::start(&pki, HTTP2, move |_, _| {
+        let number = of_api.fetch_add(1, Ordering::AcqRel);
+        async move {
+            if number < REQUESTS {
+                std::future::pending::<()>().await;
             }
-        })
-        .await;
-        let upstream = upstream_of(&pki, &api).await;
-        let [pool] = pools(&upstream, [&PoolLimits::within(16)]);
-        let class = ConnectionClass::Relayed;
-        let answers = join_all((0..REQUESTS).map(|_| ask(&pool, class, "/")));
-        let restart = async {
-            eventually(|| arrived.load(Ordering::Acquire) == REQUESTS).await;
-            api.cut();
-        };
-        let (answers, ()) = tokio::join!(answers, restart);
-        // The first request of a connection is not sent again.
-        let is_refused = |answer: &&Result<_, _>| matches!(answer, Err(UpstreamError::Exhausted));
-        answers.iter().filter(is_refused).count()
+            text("again")
+        }
     })
     .await;
+    let upstream = upstream_of(&pki, &api).await;
+    let [pool] = pools(&upstream, [&patient(16)]);
+    let class = ConnectionClass::Relayed;
+    let answers = join_all((0..REQUESTS).map(|_| ask(&pool, class, "/")));
+    let restart = async {
+        eventually(|| arrived.load(Ordering::Acquire) == REQUESTS).await;
+        api.cut();
+    };
+    let (answers, ()) = tokio::join!(answers, restart);
+    // The first request of a connection is not sent again.
+    let is_refused = |answer: &&Result<_, _>| matches!(answer, Err(UpstreamError::Exhausted));
+    let refused = answers.iter().filter(is_refused).count();
     assert_eq!(refused, 0, "there is room for all");
 }
 
@@ -174,19 +165,16 @@ async fn requests_wait_until_others_have_their_answers() {
         })
         .await;
         let upstream = upstream_of(&pki, &api).await;
-        let limits = PoolLimits::within(4);
-        let failed = unless_stalled(async || {
-            let pools = pools(&upstream, [&limits; 2]);
-            let answers = pools.iter().map(|pool| {
-                join_all((0..20).map(|_| async {
-                    let answer = ask(pool, ConnectionClass::Short, "/").await;
-                    read(answer.ok()?.into_body()).await.ok()
-                }))
-            });
-            let answers = join_all(answers).await;
-            answers.iter().flatten().filter(|it| it.is_none()).count()
-        })
-        .await;
+        let limits = patient(4);
+        let pools = pools(&upstream, [&limits; 2]);
+        let answers = pools.iter().map(|pool| {
+            join_all((0..20).map(|_| async {
+                let answer = ask(pool, ConnectionClass::Short, "/").await;
+                read(answer.ok()?.into_body()).await.ok()
+            }))
+        });
+        let answers = join_all(answers).await;
+        let failed = answers.iter().flatten().filter(|it| it.is_none()).count();
         assert_eq!(failed, 0);
     }
 }
