@@ -51,7 +51,7 @@ pub use client::UpstreamClient;
 pub use compression::WatchCompression;
 pub use connection::ServedBy;
 pub use error::{AnswerError, UpstreamError, in_time};
-pub use forward::{ForwardIdentity, ForwardOptions, Forwarder};
+pub use forward::{ForwardIdentity, ForwardOptions, Forwarder, is_upgrade};
 pub use initial_events::{InitialEventsAnswer, InitialEventsProbe};
 pub use list_compression::{AnswerCompression, ListCompression};
 pub use pool::SendOptions;

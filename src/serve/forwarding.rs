@@ -12,7 +12,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use watershed_protocol::Verb;
 
@@ -36,7 +36,9 @@ use crate::drain::DrainWatch;
 use crate::fairness::QueueTurn;
 use crate::listener::{LastOfConnection, PeerConnection};
 use crate::log_throttle::LogThrottle;
-use crate::upstream::{ConnectionClass, ForwardIdentity, ForwardOptions, Forwarder, UpstreamError};
+use crate::upstream::{
+    ConnectionClass, ForwardIdentity, ForwardOptions, Forwarder, UpstreamError, is_upgrade,
+};
 use coalesce::{Coalescer, CoalescerSlot};
 use remaining_time::with_time_left;
 use slow_upload::SlowUpload;
@@ -247,7 +249,7 @@ impl Forwarding {
         permit: ForwardPermit,
     ) -> Result<(Response<Body>, Option<ForwardShare>), UpstreamError> {
         let ForwardPermit { share, turn } = permit;
-        let (of_tunnel, of_answer) = if request.headers().contains_key(header::UPGRADE) {
+        let (of_tunnel, of_answer) = if is_upgrade(&request) {
             (Some(share.of_all), None)
         } else {
             (None, Some(share))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
-use http::{Method, Request, Response, Version};
+use http::{HeaderValue, Method, Request, Response, Version};
 use hyper::body::Incoming;
 
 use super::body::{held_by, to_client};
@@ -152,11 +152,7 @@ impl Forwarder {
         if let Some(refusal) = self.refusal(&request) {
             return Err(refusal);
         }
-        // Only HTTP/1.1 has upgrades. HTTP/2's extended CONNECT is not offered in our settings.
-        let protocol = match request.version() {
-            Version::HTTP_11 => hop_by_hop::upgrade(request.headers()),
-            _ => None,
-        };
+        let protocol = upgrade_of(&request);
         hop_by_hop::clean_request(request.headers_mut())?;
         let ForwardOptions {
             class,
@@ -297,6 +293,20 @@ impl Forwarder {
     /// Returns the number of open tunnels.
     pub fn tunnels(&self) -> usize {
         self.shared.upgrades.tunnels.len()
+    }
+}
+
+/// Returns `true` if a request asks for a tunnel.
+pub fn is_upgrade<B>(request: &Request<B>) -> bool {
+    upgrade_of(request).is_some()
+}
+
+/// Returns the protocol that a request asks for.
+fn upgrade_of<B>(request: &Request<B>) -> Option<HeaderValue> {
+    // Only HTTP/1.1 has upgrades. HTTP/2's extended CONNECT is not offered in our settings.
+    match request.version() {
+        Version::HTTP_11 => hop_by_hop::upgrade(request.headers()),
+        _ => None,
     }
 }
 

@@ -73,6 +73,8 @@ async fn one_clients_requests_leave_files_for_others() {
     // They have eight connections of sixteen streams, of which one user may take half.
     let logs = r#"watershed_limited_resources_in_use{limit="relayed-requests"}"#;
     becomes("the logs", 64.0, async || program.metric(logs).await).await;
+    let all = r#"watershed_limited_resources_in_use{limit="forwarded-requests"}"#;
+    assert!(program.metric(all).await >= 64.0, "they count among all");
     eventually("connections for them", async || {
         let connections = r#"watershed_upstream_connections{kind="relayed"}"#;
         let connections = program.metric(connections).await;

@@ -43,7 +43,7 @@ pub enum AnswerEnd {
     ByItself,
     /// It may stay open as long as its client likes.
     ByClient,
-    /// Either: upstream may read more of the query than could be read here.
+    /// Either: upstream may read more of the query than could be read here, or less.
     Unknown,
 }
 
@@ -201,19 +201,19 @@ impl RequestInfo {
     /// Returns what ends the answer to the request, which has this query. Logs are long-running for upstream
     /// either way, but end by themselves unless they are followed.
     pub fn answer_end(&self, query: &Query<'_>) -> AnswerEnd {
-        let stays_open = match self.subresource() {
-            Some(LOG) => query.flag("follow") == Some(true),
-            Some(part) if SESSIONS.contains(&part) => true,
-            _ => self.verb == Verb::Watch || self.legacy_watch,
+        let (asks, name) = match self.subresource() {
+            Some(LOG) => (query.flag("follow") == Some(true), "follow"),
+            Some(part) if SESSIONS.contains(&part) => return AnswerEnd::ByClient,
+            _ if self.legacy_watch => return AnswerEnd::ByClient,
+            _ => (self.verb == Verb::Watch, "watch"),
         };
-        if stays_open {
-            return AnswerEnd::ByClient;
-        }
-        let is_clear = query.is_whole() || !matches!(self.verb, Verb::List | Verb::Get);
-        if is_clear || !(query.has_name("watch") || query.has_name("follow")) {
-            AnswerEnd::ByItself
-        } else {
+        let is_read = matches!(self.verb, Verb::Get | Verb::List | Verb::Watch);
+        if is_read && !query.is_whole() && query.has_name(name) {
             AnswerEnd::Unknown
+        } else if asks {
+            AnswerEnd::ByClient
+        } else {
+            AnswerEnd::ByItself
         }
     }
 

@@ -13,11 +13,10 @@ const SUBJECT: &str = "listen";
 
 pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
     let admin = config.admin_listen;
-    // Kept while the other one is tried: whether `[::]` takes addresses of IPv4, too, is for the system to say.
-    let _listener = match &config.listen {
+    match &config.listen {
         Listen::Tls(address) => {
             let listener = can_listen(*address, "--listen", findings).await;
-            if clash(*address, admin) {
+            if clash(*address, admin) || keeps_from(listener, admin).await {
                 let message = format!(
                     "{admin} (--admin-listen) cannot be listened on beside {address} (--listen): \
                      give one of them another port"
@@ -25,22 +24,18 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
                 findings.error(SUBJECT, message);
                 return;
             }
-            listener
         }
-        Listen::Socket { path, .. } => {
-            match socket::can_bind(path).await {
-                Ok(()) => findings.ok(
-                    SUBJECT,
-                    format!("clients can connect to {}", path.display()),
-                ),
-                Err(error) => {
-                    let message = refusal(&path.display(), "--listen", &error);
-                    refused(&error, message, findings);
-                }
+        Listen::Socket { path, .. } => match socket::can_bind(path).await {
+            Ok(()) => findings.ok(
+                SUBJECT,
+                format!("clients can connect to {}", path.display()),
+            ),
+            Err(error) => {
+                let message = refusal(&path.display(), "--listen", &error);
+                refused(&error, message, findings);
             }
-            None
-        }
-    };
+        },
+    }
     can_listen(admin, "--admin-listen", findings).await;
 }
 
@@ -52,6 +47,16 @@ fn clash(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() != 0
         && one.port() == other.port()
         && (one.ip() == other.ip() || (is_any && is_same_family))
+}
+
+/// Returns `true` if this listener is what keeps the process from listening on the other address: with most
+/// settings of the system, `[::]` takes addresses of IPv4, too.
+async fn keeps_from(listener: Option<TcpListener>, other: SocketAddr) -> bool {
+    if listener.is_none() || TcpListener::bind(other).await.is_ok() {
+        return false;
+    }
+    drop(listener);
+    TcpListener::bind(other).await.is_ok()
 }
 
 async fn can_listen(
@@ -84,6 +89,19 @@ fn refused(error: &io::Error, message: String, findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_listener_of_all_addresses_keeps_others_from_its_port() {
+        let Ok(any) = TcpListener::bind("[::]:0").await else {
+            // Without IPv6, there is nothing to find out.
+            return;
+        };
+        let mut other: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        assert!(!keeps_from(None, other).await);
+        other.set_port(any.local_addr().unwrap().port());
+        let is_free_beside = TcpListener::bind(other).await.is_ok();
+        assert_eq!(keeps_from(Some(any), other).await, !is_free_beside);
+    }
 
     #[test]
     fn listeners_with_one_port_clash_if_an_address_is_in_both() {

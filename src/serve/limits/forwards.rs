@@ -3,7 +3,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header;
 use watershed_protocol::Status;
 
 use super::exceeded::LimitExceeded;
@@ -13,7 +12,7 @@ use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share};
 use crate::serve::exchange::Exchange;
 use crate::serve::policy::UserLimits;
 use crate::serve::unanswered::Refusal;
-use crate::upstream::{ConnectionClass, Forwarder};
+use crate::upstream::{ConnectionClass, Forwarder, is_upgrade};
 
 /// Forwarded requests at a time, of all known callers.
 const ALL_REQUESTS: u64 = 50_000;
@@ -84,7 +83,7 @@ impl ForwardLimits {
         exchange: &Exchange<'_>,
         user: Option<&Arc<Identity>>,
     ) -> Result<ForwardPermit, Refusal> {
-        if exchange.headers().contains_key(header::UPGRADE) {
+        if is_upgrade(&exchange.request) {
             return self.admit_upgrade(exchange).await;
         }
         if exchange.is_known {

@@ -131,7 +131,7 @@ impl Limiter {
         // Boxed, because the future is large, and few proxies have such limits.
         let payer = Box::pin(self.payer(exchange, user.clone())).await;
         let counts = match (exchange.plan.verb, exchange.plan.stays_open()) {
-            (Verb::Watch, _) => CountedSpan::Start,
+            (Verb::Watch, true) => CountedSpan::Start,
             (_, true) => CountedSpan::Never,
             (_, false) => CountedSpan::Whole,
         };

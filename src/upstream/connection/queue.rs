@@ -49,13 +49,12 @@ impl ConnectionQueue {
         self.0.waiting.available_permits() == MAX_WAITING
     }
 
-    /// Waits until all requests that came before have left the queue; `None` if that takes longer than
-    /// `patience`, or if too many wait.
+    /// Waits until all requests that came before have left the queue; `None` if they have not by the deadline, or
+    /// if too many wait.
     pub(in crate::upstream) async fn first_place(
         &self,
-        patience: Duration,
+        deadline: Instant,
     ) -> Option<FirstPlace<'_>> {
-        let deadline = Instant::now() + patience;
         let QueueState {
             freed,
             waiting,
@@ -130,6 +129,10 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_mins(1);
 
+    fn later() -> Instant {
+        Instant::now() + PATIENCE
+    }
+
     /// Returns `true` if the request has the first place by now.
     fn is_first<'a>(place: &mut (impl Future<Output = Option<FirstPlace<'a>>> + Unpin)) -> bool {
         place.now_or_never().is_some_and(|place| place.is_some())
@@ -139,10 +142,10 @@ mod tests {
     async fn requests_come_first_one_after_the_other() {
         let queue = ConnectionQueue::default();
         assert!(queue.is_empty());
-        let first = queue.first_place(PATIENCE).await.unwrap();
+        let first = queue.first_place(later()).await.unwrap();
         assert!(!queue.is_empty());
-        let mut second = Box::pin(queue.first_place(PATIENCE));
-        let mut third = Box::pin(queue.first_place(PATIENCE));
+        let mut second = Box::pin(queue.first_place(later()));
+        let mut third = Box::pin(queue.first_place(later()));
         assert!(!is_first(&mut &mut second) && !is_first(&mut &mut third));
         // Whoever gives up leaves its place to the next one.
         drop(second);
@@ -154,24 +157,24 @@ mod tests {
     async fn a_full_queue_refuses_at_once() {
         let queue = ConnectionQueue::default();
         let mut waiting: Vec<_> = (0..MAX_WAITING)
-            .map(|_| Box::pin(queue.first_place(PATIENCE)))
+            .map(|_| Box::pin(queue.first_place(later())))
             .collect();
         let first = waiting[0].as_mut().await;
         for place in &mut waiting[1..] {
             assert!(place.as_mut().now_or_never().is_none());
         }
         assert!(matches!(
-            queue.first_place(PATIENCE).now_or_never(),
+            queue.first_place(later()).now_or_never(),
             Some(None)
         ));
         drop((first, waiting));
-        assert!(queue.first_place(PATIENCE).await.is_some());
+        assert!(queue.first_place(later()).await.is_some());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_notification_before_the_wait_counts_and_patience_ends() {
         let queue = ConnectionQueue::default();
-        let place = queue.first_place(PATIENCE).await.unwrap();
+        let place = queue.first_place(later()).await.unwrap();
         let begun = Instant::now();
         let notified = place.notified();
         queue.notify_first();
@@ -179,7 +182,7 @@ mod tests {
         assert_eq!(begun.elapsed(), Duration::ZERO);
         place.look_again(place.notified()).await;
         assert!(begun.elapsed() >= LOOK_AGAIN, "others may have made room");
-        let late = queue.first_place(LOOK_AGAIN).await;
+        let late = queue.first_place(Instant::now() + LOOK_AGAIN).await;
         assert!(late.is_none(), "the first one still looks");
         tokio::time::advance(PATIENCE).await;
         assert!(place.is_over());

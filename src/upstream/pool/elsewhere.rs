@@ -64,6 +64,9 @@ impl ConnectionGroup {
         self: &Arc<Self>,
         wanted: &Elsewhere,
     ) -> Result<Lease, UpstreamError> {
+        if !self.queue.is_empty() {
+            return self.lease().await;
+        }
         if self.class.is_alone() {
             return self.open_or_lease(wanted).await;
         }

@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::limits::{IdleConnections, PoolLimits, UNNEEDED_AFTER};
 use super::options::AvoidedAddresses;
@@ -126,6 +126,7 @@ impl ConnectionGroup {
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
         if self.class.is_alone()
             && self.limits.alone > 0
+            && self.queue.is_empty()
             && let Some(lease) = self.lease_alone().await?
         {
             return Ok(lease);
@@ -141,6 +142,9 @@ impl ConnectionGroup {
             return Ok(unused);
         }
         let dialing = timeout(DIALING_WAIT, self.dialing_alone.acquire()).await;
+        if !self.queue.is_empty() {
+            return Ok(None);
+        }
         let unused = self.unused();
         if unused.is_some() || dialing.is_err() || self.are_enough_alone() {
             return Ok(unused);
@@ -166,33 +170,43 @@ impl ConnectionGroup {
     }
 
     async fn lease_shared(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
+        let deadline = Instant::now() + self.limits.patience;
         let mut ended = 0;
-        while ended < MAX_ENDED {
-            match self.find().await? {
+        loop {
+            let shares_dials = ended < MAX_ENDED;
+            match self.find(shares_dials, deadline).await? {
                 Found::Stream(lease) => return Ok(lease),
-                // The new connection may be full already: look again.
-                Found::Dial(dialing) => dialing.await?,
+                Found::Dial(dialing) => {
+                    // The new connection may be full already: look again.
+                    if let Err(error) = dialing.await {
+                        // A stream of another one may be free by now.
+                        return self.stream(&mut self.state.lock()).ok_or(error);
+                    }
+                }
                 Found::Room(permits) => {
                     return self.open_with(permits, &AvoidedAddresses::default()).await;
                 }
             }
             ended += usize::from(!self.has_open_connection());
         }
-        self.open(&AvoidedAddresses::default()).await
     }
 
     /// Finds a way to a connection. Waits for one in the queue where there can be no more.
-    async fn find(self: &Arc<Self>) -> Result<Found, UpstreamError> {
+    async fn find(
+        self: &Arc<Self>,
+        shares_dials: bool,
+        deadline: Instant,
+    ) -> Result<Found, UpstreamError> {
         if self.queue.is_empty()
-            && let Some(found) = self.look()
+            && let Some(found) = self.look(shares_dials)
         {
             return Ok(found);
         }
-        let place = self.queue.first_place(self.limits.patience).await;
+        let place = self.queue.first_place(deadline).await;
         let place = place.ok_or(UpstreamError::Exhausted)?;
         loop {
             let notified = place.notified();
-            if let Some(found) = self.look() {
+            if let Some(found) = self.look(shares_dials) {
                 return Ok(found);
             }
             if place.is_over() {
@@ -203,29 +217,35 @@ impl ConnectionGroup {
     }
 
     /// Looks for a way to a connection; `None` if there can be no more.
-    fn look(self: &Arc<Self>) -> Option<Found> {
+    fn look(self: &Arc<Self>, shares_dials: bool) -> Option<Found> {
+        let shares_dials = {
+            let mut state = self.state.lock();
+            if let Some(lease) = self.stream(&mut state) {
+                return Some(Found::Stream(lease));
+            }
+            let shares_dials = shares_dials && !state.exclusive;
+            if shares_dials && let Some(dialing) = &state.dialing {
+                return Some(Found::Dial(dialing.clone()));
+            }
+            shares_dials
+        };
+        // Not under the lock: connections that are idle may end for it.
+        let permits = self.permits()?;
+        Some(if shares_dials {
+            Found::Dial(self.shared_dial(permits))
+        } else {
+            Found::Room(permits)
+        })
+    }
+
+    /// Leases a stream that may be shared, on an open connection.
+    fn stream(&self, state: &mut GroupState) -> Option<Lease> {
         let choice = if self.class.is_alone() {
             StreamChoice::LeastUsed
         } else {
             StreamChoice::Oldest
         };
-        let exclusive = {
-            let mut state = self.state.lock();
-            if let Some(lease) = self.take(&mut state, choice) {
-                return Some(Found::Stream(lease));
-            }
-            match &state.dialing {
-                Some(dialing) if !state.exclusive => return Some(Found::Dial(dialing.clone())),
-                _ => state.exclusive,
-            }
-        };
-        // Not under the lock: connections that are idle may end for it.
-        let permits = self.permits()?;
-        Some(if exclusive {
-            Found::Room(permits)
-        } else {
-            Found::Dial(self.shared_dial(permits))
-        })
+        self.take(state, choice)
     }
 
     fn has_open_connection(&self) -> bool {

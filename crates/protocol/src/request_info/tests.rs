@@ -96,6 +96,7 @@ fn logs_may_stay_open_while_they_are_followed() {
     let (pods, log) = ("/api/v1/pods", "/api/v1/namespaces/a/pods/b/log");
     let many = "a&".repeat(1_000);
     let [watch, follow] = ["watch=1", "follow=1"].map(|last| format!("{many}{last}"));
+    let unread = format!("watch=1&follow=1{}", "&".repeat(10_000));
     for (end, path, queries) in [
         (
             AnswerEnd::ByClient,
@@ -124,8 +125,8 @@ fn logs_may_stay_open_while_they_are_followed() {
             pods,
             &["", "watch=0", "%zz", "limit=1"],
         ),
-        (AnswerEnd::Unknown, pods, &[&watch, "%zz&watch=0"]),
-        (AnswerEnd::Unknown, log, &[&follow]),
+        (AnswerEnd::Unknown, pods, &[&watch, "%zz&watch=0", &unread]),
+        (AnswerEnd::Unknown, log, &[&follow, &unread]),
     ] {
         for query in queries {
             assert_eq!(

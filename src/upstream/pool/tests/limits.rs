@@ -40,6 +40,7 @@ async fn relayed_requests_wait_for_connections_that_others_make() {
     let pki = Pki::new();
     let api = api_with_open_answers(&pki, HTTP2).await;
     let upstream = upstream_of(&pki, &api).await;
+    // Not in the queue: there is always a stream, a connection that is being made, or room for one.
     let limits = PoolLimits {
         patience: Duration::ZERO,
         ..PoolLimits::within(16)
