@@ -335,6 +335,12 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
             .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
         return Ok(response);
     }
+    if shared.relay.is_some() && shared.hub.lock().head() > 0 {
+        // The answer lacks the events since, and a proxy would take it for another history.
+        let mut response = Response::new(empty_body());
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        return Ok(response);
+    }
     let answer = shared.answer.load();
     Ok(answer.respond(&shared.queue).await)
 }

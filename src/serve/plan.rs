@@ -134,7 +134,7 @@ impl RequestPlan {
     /// Returns `true` if the headers of the answer may take long although all is well: those of a followed
     /// log come with its first line.
     pub(super) fn may_be_silent(&self) -> bool {
-        self.stays_open() && self.verb != Verb::Watch
+        self.answer_end != AnswerEnd::ByItself && self.verb != Verb::Watch
     }
 }
 

@@ -170,11 +170,13 @@ impl ConnectionGroup {
     }
 
     async fn lease_shared(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
-        let deadline = Instant::now() + self.limits.patience;
+        // From the first wait in the queue on: a connection that is being made may take longer.
+        let mut deadline = None;
         let mut ended = 0;
         loop {
+            let begun = Instant::now();
             let shares_dials = ended < MAX_ENDED;
-            match self.find(shares_dials, deadline).await? {
+            match self.find(shares_dials, &mut deadline).await? {
                 Found::Stream(lease) => return Ok(lease),
                 Found::Dial(dialing) => {
                     // The new connection may be full already: look again.
@@ -187,7 +189,7 @@ impl ConnectionGroup {
                     return self.open_with(permits, &AvoidedAddresses::default()).await;
                 }
             }
-            ended += usize::from(!self.has_open_connection());
+            ended += usize::from(!self.has_opened_since(begun));
         }
     }
 
@@ -195,14 +197,15 @@ impl ConnectionGroup {
     async fn find(
         self: &Arc<Self>,
         shares_dials: bool,
-        deadline: Instant,
+        deadline: &mut Option<Instant>,
     ) -> Result<Found, UpstreamError> {
         if self.queue.is_empty()
             && let Some(found) = self.look(shares_dials)
         {
             return Ok(found);
         }
-        let place = self.queue.first_place(deadline).await;
+        let deadline = deadline.get_or_insert_with(|| Instant::now() + self.limits.patience);
+        let place = self.queue.first_place(*deadline).await;
         let place = place.ok_or(UpstreamError::Exhausted)?;
         loop {
             let notified = place.notified();
@@ -246,6 +249,13 @@ impl ConnectionGroup {
             StreamChoice::Oldest
         };
         self.take(state, choice)
+    }
+
+    /// Returns `true` if a connection that was made since then is open.
+    fn has_opened_since(&self, begun: Instant) -> bool {
+        let state = self.state.lock();
+        let is_new = |it: &Arc<Http2Connection>| it.opened >= begun && !it.is_closed();
+        state.exclusive || state.http2.iter().any(is_new)
     }
 
     fn has_open_connection(&self) -> bool {

@@ -80,27 +80,48 @@ async fn a_refused_stream_is_tried_elsewhere() {
 /// As a load balancer whose servers are all gone.
 #[tokio::test]
 async fn a_server_that_ends_each_connection_at_once_is_an_error() {
-    let pki = Pki::new();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("https://{}", listener.local_addr().unwrap());
-    let (acceptor, accepted) = (pki.acceptor(), Arc::new(AtomicUsize::new(0)));
-    let count = Arc::clone(&accepted);
-    tokio::spawn(async move {
-        loop {
-            let (tcp, _) = listener.accept().await.unwrap();
-            count.fetch_add(1, Ordering::AcqRel);
-            let tls = acceptor.accept(tcp).await.unwrap();
-            let mut connection = h2::server::handshake(tls).await.unwrap();
-            connection.abrupt_shutdown(h2::Reason::NO_ERROR);
-            // Until its end is sent.
-            while let Some(Ok(_)) = connection.accept().await {}
-        }
-    });
-    let (_dir, options) = kubeconfig(&pki, &address);
-    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
-    let error = send(&client, get("/")).await.unwrap_err();
-    let accepted = accepted.load(Ordering::Acquire);
-    assert!(accepted <= 20, "{accepted} connections: {error}");
+    // Also while an earlier connection is open, and full.
+    for open in [0, 1] {
+        let pki = Pki::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("https://{}", listener.local_addr().unwrap());
+        let (acceptor, accepted) = (pki.acceptor(), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&accepted);
+        tokio::spawn(async move {
+            let mut settings = h2::server::Builder::new();
+            settings.max_concurrent_streams(1);
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                let number = count.fetch_add(1, Ordering::AcqRel);
+                let tls = acceptor.accept(tcp).await.unwrap();
+                let mut connection = settings.handshake::<_, Bytes>(tls).await.unwrap();
+                if number >= open {
+                    connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+                }
+                let serving = async move {
+                    // Until its end is sent.
+                    let mut unanswered = Vec::new();
+                    while let Some(Ok(request)) = connection.accept().await {
+                        unanswered.push(request);
+                    }
+                };
+                tokio::spawn(serving);
+            }
+        });
+        let (_dir, options) = kubeconfig(&pki, &address);
+        let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
+        let waiting = client.clone();
+        let waiting = tokio::spawn(async move {
+            if open > 0 {
+                let _ = send(&waiting, get("/open")).await;
+            }
+        });
+        eventually(|| accepted.load(Ordering::Acquire) >= open).await;
+        let error = send(&client, get("/")).await.unwrap_err();
+        let accepted = accepted.load(Ordering::Acquire);
+        assert!(accepted <= 20 + open, "{accepted} connections: {error}");
+        waiting.abort();
+    }
 }
 
 /// As API servers end requests that have taken too long.
