@@ -36,10 +36,10 @@ pub enum Verb {
     Other,
 }
 
-/// What ends the answer to a request.
+/// The end of the answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerEnd {
-    /// It is complete.
+    /// It ends by itself.
     ByItself,
     /// It may stay open as long as its client likes.
     ByClient,
@@ -198,7 +198,7 @@ impl RequestInfo {
         }
     }
 
-    /// Returns what ends the answer to the request, which has this query. Logs are long-running for upstream
+    /// Returns the end of the answer to the request, which has this query. Logs are long-running for upstream
     /// either way, but end by themselves unless they are followed.
     pub fn answer_end(&self, query: &Query<'_>) -> AnswerEnd {
         let (asks, name) = match self.subresource() {

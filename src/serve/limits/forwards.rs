@@ -44,7 +44,7 @@ pub(in crate::serve) struct ForwardLimits {
     unknown_turns: FairQueue,
 }
 
-/// What a forwarded request or a tunnel holds of the limits.
+/// The shares that a forwarded request or a tunnel holds.
 pub(in crate::serve) struct ForwardShare {
     pub(in crate::serve) of_all: Share,
     _of_relayed: Option<Share>,
