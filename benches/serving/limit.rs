@@ -309,9 +309,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
     let begins_with_state = query.contains("sendInitialEvents");
     if is_watch && begins_with_state && shared.relay.is_some() {
         // A proxy lists then.
-        let mut response = Response::new(empty_body());
-        *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
-        return Ok(response);
+        return Ok(refused(StatusCode::UNPROCESSABLE_ENTITY));
     }
     if is_watch && !begins_with_state {
         let hub = Arc::clone(&shared.hub);
@@ -337,12 +335,16 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
     }
     if shared.relay.is_some() && shared.hub.lock().head() > 0 {
         // The answer lacks the events since, and a proxy would take it for another history.
-        let mut response = Response::new(empty_body());
-        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-        return Ok(response);
+        return Ok(refused(StatusCode::SERVICE_UNAVAILABLE));
     }
     let answer = shared.answer.load();
     Ok(answer.respond(&shared.queue).await)
+}
+
+fn refused(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(empty_body());
+    *response.status_mut() = status;
+    response
 }
 
 fn push(hub: &Mutex<Hub>, frame: Bytes) {

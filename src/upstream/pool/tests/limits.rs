@@ -23,6 +23,21 @@ async fn ask(
     soon(pool.send(class, get(path), SendOptions::default())).await
 }
 
+/// Opens so many requests of a class, which are all that there may be.
+async fn fill(pool: &Pool, class: ConnectionClass, most: usize) -> Vec<Response<UpstreamBody>> {
+    let mut open = Vec::new();
+    for _ in 0..most {
+        open.push(ask(pool, class, "/open").await.unwrap());
+    }
+    assert_full(pool, class).await;
+    open
+}
+
+async fn assert_full(pool: &Pool, class: ConnectionClass) {
+    let more = ask(pool, class, "/open").await;
+    assert!(matches!(more, Err(UpstreamError::Exhausted)), "{class:?}");
+}
+
 /// Starts a server whose answers to `/open` never end.
 async fn api_with_open_answers(pki: &Pki, settings: Settings) -> Api {
     Api::start(pki, settings, |request, _| async move {
@@ -96,13 +111,8 @@ async fn requests_that_stay_open_leave_connections_to_short_ones() {
         (ConnectionClass::Relayed, 4),
         (ConnectionClass::LongForward, 2),
     ] {
-        for _ in 0..most {
-            open.push(ask(&one, class, "/open").await.unwrap());
-        }
-        for pool in [&one, &other] {
-            let more = ask(pool, class, "/open").await;
-            assert!(matches!(more, Err(UpstreamError::Exhausted)), "{class:?}");
-        }
+        open.extend(fill(&one, class, most).await);
+        assert_full(&other, class).await;
     }
     let short = async |pool: &Pool| {
         let answer = ask(pool, ConnectionClass::Short, "/").await.unwrap();
@@ -131,22 +141,10 @@ async fn a_part_of_the_connections_leaves_the_others() {
         (ConnectionClass::LongForward, 1),
         (ConnectionClass::Short, 1),
     ] {
-        for _ in 0..most {
-            open.push(ask(&unknown, class, "/open").await.unwrap());
-        }
-        let more = ask(&unknown, class, "/open").await;
-        assert!(matches!(more, Err(UpstreamError::Exhausted)), "{class:?}");
+        open.extend(fill(&unknown, class, most).await);
     }
     // Of twelve long ones, three are unknown callers'.
-    for _ in 0..9 {
-        open.push(
-            ask(&known, ConnectionClass::LongForward, "/open")
-                .await
-                .unwrap(),
-        );
-    }
-    let more = ask(&known, ConnectionClass::LongForward, "/open").await;
-    assert!(matches!(more, Err(UpstreamError::Exhausted)));
+    open.extend(fill(&known, ConnectionClass::LongForward, 9).await);
     drop(open);
 }
 
