@@ -7,6 +7,6 @@ mod gathering;
 mod joined;
 mod singleflight;
 
-pub use gathering::{Gathering, Gatherings};
+pub use gathering::{Gathering, Gatherings, Hold};
 pub use joined::JoinedCalls;
 pub use singleflight::{FlightPace, REUNION, Singleflight};

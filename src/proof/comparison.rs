@@ -32,8 +32,10 @@ pub(super) struct ProvenSelection {
 pub(super) enum Compared {
     /// The objects are upstream's.
     Same(Snapshot),
-    /// Events carried the cache past the list's version.
+    /// Events carried the cache to the list's version or past it.
     Passed,
+    /// An earlier comparison has proven the list's version already. It tells nothing about events.
+    Known,
     /// The cache is behind.
     Behind,
 }
@@ -49,7 +51,12 @@ pub(super) async fn compare(
     loop {
         let reached = scope.reader.version();
         if reached >= list.version {
-            return Compared::Passed;
+            let is_followed = scope.reader.event_version() >= list.version;
+            return if is_followed {
+                Compared::Passed
+            } else {
+                Compared::Known
+            };
         }
         // What the events have led to, as readers do not see an unfinished version.
         let followed = scope.reader.followed();

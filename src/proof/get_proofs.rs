@@ -1,14 +1,17 @@
 //! Proofs that consistent gets of one type share.
+mod cache_progress;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
+use self::cache_progress::CacheProgress;
 use super::costs::{ProofEstimate, REQUEST};
 use super::outcome::{ProofError, ProvenVersion};
 use crate::proof::get_crowds::MANY_GETS;
-use crate::shared_calls::{Gathering, Gatherings};
+use crate::shared_calls::{Gathering, Gatherings, Hold};
 
 /// Longest wait of a get for others to share a proof with.
 const CROWD_WAIT: Duration = Duration::from_millis(25);
@@ -23,9 +26,9 @@ const ENOUGH: f64 = 16.0;
 const FEWEST: f64 = 2.0;
 /// Proofs that are under way at the same time. Gets that come meanwhile wait for the end of one.
 const MAX_RUNNING: usize = 4;
-/// Shortest and longest wait for a proof that has begun. An API server that delays it may answer
-/// the gets themselves.
-const MIN_PROOF_WAIT: Duration = Duration::from_millis(100);
+/// Shortest and longest wait for a proof that has begun. An API server that delays it for longer than
+/// its cache of an idle type needs may answer the gets themselves.
+const MIN_PROOF_WAIT: Duration = Duration::from_millis(200);
 const MAX_PROOF_WAIT: Duration = Duration::from_secs(3);
 /// The weight of a crowd against the earlier ones: that of a large one, and that of any.
 const CROWD_WEIGHT: f64 = 0.3;
@@ -89,6 +92,7 @@ impl ProofForGets {
 pub(super) struct GetProofs {
     calls: Gatherings<Result<ProvenVersion, ProofError>>,
     crowds: CrowdSizes,
+    progress: CacheProgress,
     lateness: Lateness,
 }
 
@@ -127,13 +131,17 @@ impl GetProofs {
             if !proof.is_worth_for(gets) {
                 return Err(ProofError::Cheap);
             }
-            let began = Instant::now();
+            let (began, before) = (Instant::now(), shared.progress.last_answer());
             let answer = ask().await;
+            shared.progress.answered(began, before);
             shared.lateness.ended(began, proof.patience());
             answer
         };
-        let call = self.calls.join(self.gathering(proof, rate), call);
-        let Ok(result) = timeout(CROWD_WAIT + proof.patience(), call).await else {
+        let rules = self.gathering(proof, rate);
+        let latest = Instant::now() + CROWD_WAIT;
+        let begins = rules.hold.map_or(latest, |hold| latest.max(hold.until));
+        let call = self.calls.join(rules, call);
+        let Ok(result) = timeout_at(begins + proof.patience(), call).await else {
             self.lateness.given_up();
             return Err(ProofError::LateForGets);
         };
@@ -146,11 +154,14 @@ impl GetProofs {
         // Clients that wait for an answer send nothing else: there may be no more of them.
         let enough = ENOUGH.max(2.0 * proof.cost).min(self.crowds.expected());
         let silence = EXPECTED_IN_SILENCE / rate.max(EXPECTED_IN_SILENCE);
+        let fewest = proof.least().ceil() as usize;
+        let hold = |until| Hold { until, fewest };
         Gathering {
-            enough: enough.max(proof.least()).ceil() as usize,
+            enough: (enough.ceil() as usize).max(fewest),
             lull: LULL,
             silence: Duration::from_secs_f64(silence).clamp(LULL, CROWD_WAIT),
             longest: CROWD_WAIT,
+            hold: self.progress.next_proof().map(hold),
             most_running: MAX_RUNNING,
         }
     }

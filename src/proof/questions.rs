@@ -170,8 +170,10 @@ impl Prover {
         let version = list.version;
         self.costs.record_moved(scope.reader.version() < version);
         let compared = compare(scope, &list, None).await;
-        self.costs
-            .set_compare_first(!matches!(compared, Compared::Passed));
+        if !matches!(compared, Compared::Known) {
+            let is_passed = matches!(compared, Compared::Passed);
+            self.costs.set_compare_first(!is_passed);
+        }
         let is_same = matches!(compared, Compared::Same(_));
         if let Compared::Same(snapshot) = compared {
             scope.confirm(snapshot, version);
@@ -215,7 +217,7 @@ impl Prover {
                     state: Some(state),
                 })
             }
-            Compared::Passed => Ok(ProvenSelection {
+            Compared::Passed | Compared::Known => Ok(ProvenSelection {
                 proven: FreshnessProof::Followed.of(version),
                 state: None,
             }),

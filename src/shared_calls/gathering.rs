@@ -18,10 +18,21 @@ pub struct Gathering {
     pub lull: Duration,
     /// The call begins after a pause of this length: no more callers are expected.
     pub silence: Duration,
-    /// Longest wait of a caller for the begin of the call, unless too many are running.
+    /// Longest wait of a caller for the begin of the call, unless it is held or too many are running.
     pub longest: Duration,
+    /// A moment before which the call need not begin for many callers.
+    pub hold: Option<Hold>,
     /// Number of calls that may run at the same time.
     pub most_running: usize,
+}
+
+/// A longer wait for the begin of a call, which would end no sooner if it began earlier.
+#[derive(Clone, Copy, Debug)]
+pub struct Hold {
+    /// The call begins no sooner.
+    pub until: Instant,
+    /// Fewer callers than this are not held.
+    pub fewest: usize,
 }
 
 /// Lets callers share calls, each of which they wait for together.
@@ -144,7 +155,9 @@ impl<T> GatheringCall<T> {
         } else {
             self.rules.silence
         };
-        (self.last + silence).min(self.first + self.rules.longest)
+        let gathered = (self.last + silence).min(self.first + self.rules.longest);
+        let hold = self.rules.hold.filter(|hold| self.callers >= hold.fewest);
+        hold.map_or(gathered, |hold| gathered.max(hold.until))
     }
 }
 
@@ -179,6 +192,7 @@ mod tests {
         lull: MILLI,
         silence: Duration::from_millis(8),
         longest: Duration::from_millis(25),
+        hold: None,
         most_running: 2,
     };
 
@@ -233,6 +247,26 @@ mod tests {
         let alone = counted.come(Duration::ZERO, &at_once());
         assert_eq!(alone.await.unwrap(), Some((1, 1)));
         assert!(began.elapsed() <= RULES.silence + 2 * MILLI);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_callers_that_are_many_enough_are_held() {
+        let (calls, until) = (Gatherings::default(), Duration::from_millis(90));
+        for (callers, held) in [(4, RULES.silence), (5, until)] {
+            let began = Instant::now();
+            let rules = Gathering {
+                hold: Some(Hold {
+                    until: began + until,
+                    fewest: 5,
+                }),
+                ..RULES
+            };
+            let call = |callers| async move { callers };
+            let callers = (0..callers).map(|_| calls.join(rules, call));
+            futures_util::future::join_all(callers).await;
+            let took = began.elapsed();
+            assert!((held..held + 2 * MILLI).contains(&took), "{took:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

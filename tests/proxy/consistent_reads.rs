@@ -69,6 +69,14 @@ pub(crate) fn some_pod(fixture: &Fixture) -> (String, String) {
     (namespace.to_owned(), name.to_owned())
 }
 
+/// Creates namespace number `n`. Returns upstream's version, which is then that of a consistent list
+/// of any type.
+fn write_to_another_type(fixture: &Fixture, n: usize) -> u64 {
+    let text = format!(r#"{{"metadata":{{"name":"other-{n}"}}}}"#);
+    let namespaces = watershed_protocol::GroupVersionResource::new("", "v1", "namespaces");
+    fixture.upstream.state().create(&namespaces, &text).unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lists_of_a_small_idle_type_are_proven_and_equal_upstreams() {
     let fixture = Fixture::start(quiet(20)).await;
@@ -77,10 +85,7 @@ async fn lists_of_a_small_idle_type_are_proven_and_equal_upstreams() {
         .get(Protocol::Http2, &format!("{PODS}?resourceVersion=0"))
         .await;
     for n in 0..3 {
-        // Writes to other types advance the version, and with it the version of a consistent list.
-        let text = format!(r#"{{"metadata":{{"name":"other-{n}"}}}}"#);
-        let namespaces = watershed_protocol::GroupVersionResource::new("", "v1", "namespaces");
-        let moved = fixture.upstream.state().create(&namespaces, &text).unwrap();
+        let moved = write_to_another_type(&fixture, n);
         for query in [
             "",
             "?limit=7",
@@ -116,6 +121,37 @@ async fn lists_of_a_small_idle_type_are_proven_and_equal_upstreams() {
         ("snapshot", version(&first))
     );
     assert_eq!([names(&first), names(&rest)].concat(), names(&again));
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_of_a_large_idle_type_costs_one_request_also_after_one_that_had_nothing_to_prove() {
+    let fixture = Fixture::start(quiet(2000)).await;
+    let from_memory = format!("{PODS}?resourceVersion=0");
+    fixture.proxied.get(Protocol::Http2, &from_memory).await;
+    let list = async || proven(async || fixture.proxied.get(Protocol::Http2, PODS).await).await;
+    let mut written = 0;
+    let mut write = || {
+        written += 1;
+        write_to_another_type(&fixture, written);
+    };
+    write();
+    // This one learns that events do not bring the version, and the next that it is proven already.
+    list().await;
+    list().await;
+    // For a second after that, no list asks for the version.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    // What upstream does not answer in time is asked again.
+    unless_stalled("a list", async || {
+        write();
+        let before = fixture.upstream.stats().requests_on("LIST", "pods");
+        list().await;
+        match fixture.upstream.stats().requests_on("LIST", "pods") - before {
+            1 => Ok(()),
+            lists => Err(format!("it cost upstream {lists} lists")),
+        }
+    })
+    .await;
     fixture.stop().await;
 }
 

@@ -27,7 +27,31 @@ struct Rehearsal {
     pods: GroupVersionResource,
     proofs: Arc<GetProofs>,
     proof: ProofForGets,
+    cache: Option<IdleCache>,
     results: Mutex<Results>,
+}
+
+/// kube-apiserver's cache of a type that has no events. It learns at most once in a period that it
+/// is current.
+struct IdleCache(Mutex<Instant>);
+
+impl IdleCache {
+    const PERIOD: Duration = Duration::from_millis(100);
+
+    fn new() -> Self {
+        Self(Mutex::new(Instant::now()))
+    }
+
+    async fn wait_until_current(&self) {
+        let next = {
+            let (mut next, now) = (self.0.lock(), Instant::now());
+            if *next < now {
+                *next = now.max(*next + Self::PERIOD);
+            }
+            *next
+        };
+        tokio::time::sleep_until(next).await;
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -60,11 +84,16 @@ impl Rehearsal {
     }
 
     fn with(proof: ProofForGets) -> Arc<Self> {
+        Self::behind(proof, None)
+    }
+
+    fn behind(proof: ProofForGets, cache: Option<IdleCache>) -> Arc<Self> {
         Arc::new(Self {
             arrivals: GetCrowds::default(),
             pods: GroupVersionResource::new("", "v1", "pods"),
             proofs: Arc::default(),
             proof,
+            cache,
             results: Mutex::default(),
         })
     }
@@ -88,6 +117,9 @@ impl Rehearsal {
         let upstream = Arc::clone(self);
         let ask = move || async move {
             upstream.results.lock().proven += 1;
+            if let Some(cache) = &upstream.cache {
+                cache.wait_until_current().await;
+            }
             sleep(upstream.proof.takes.max(GET)).await;
             Ok(FreshnessProof::Validated.of(ResourceVersion(1)))
         };
@@ -149,6 +181,45 @@ async fn five_hundred_gets_a_second_cost_a_tenth_of_the_requests() {
             assert!(longest <= longest_wait(objects), "{what}: {longest:?}");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn upstream_is_asked_about_once_in_each_period_in_which_its_cache_learns_that_it_is_current()
+{
+    for clients in [100, 500] {
+        let every = clients * 2 * MILLI;
+        let rehearsal = Rehearsal::behind(proof(300), Some(IdleCache::new()));
+        let results = rehearsal
+            .run(clients, every, |number| number * 2 * MILLI)
+            .await;
+        let (requests, longest) = (results.at_upstream_per_thousand(), results.longest());
+        assert!(
+            requests <= 50,
+            "{clients} clients: {requests} requests for 1000 gets"
+        );
+        assert!(
+            longest <= IdleCache::PERIOD + CROWD_WAIT,
+            "{clients} clients: {longest:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn proofs_are_not_kept_back_once_upstream_answers_at_once_again() {
+    let proofs = Arc::new(GetProofs::default());
+    assert!(share(&proofs, GET).await);
+    assert!(share(&proofs, IdleCache::PERIOD).await);
+    let mut waits = Vec::new();
+    for _ in 0..40 {
+        let began = Instant::now();
+        assert!(share(&proofs, GET).await);
+        waits.push(began.elapsed());
+    }
+    assert!(waits[0] >= 3 * CROWD_WAIT, "{:?}", waits[0]);
+    assert!(
+        waits[20..].iter().all(|wait| *wait <= CROWD_WAIT + GET),
+        "{waits:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
