@@ -100,9 +100,9 @@ async fn is_same(snapshot: &Snapshot, list: &VersionList, filter: Option<&ViewFi
     }
     let namespace = filter.and_then(ViewFilter::namespace);
     let mut listed = list.objects.iter();
-    let mut budget = WorkBudget::default();
+    let (mut budget, work) = (WorkBudget::default(), filter.map_or(1, ViewFilter::work));
     for object in snapshot.items(namespace) {
-        budget.work(1).await;
+        budget.work(work).await;
         if filter.is_some_and(|filter| !filter.matches(&object.attributes)) {
             continue;
         }

@@ -155,9 +155,9 @@ impl Scopes {
             known_by: SizeSource::Load,
         };
         self.unfit().add(scope.key.clone(), size, now);
-        self.forget(scope);
+        // Before it stops: what it holds would stay with readers that do not read.
         scope.memory.free();
-        scope.signals.stop();
+        self.forget(scope);
         bytes
     }
 }

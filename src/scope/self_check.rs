@@ -163,6 +163,10 @@ impl SelfCheck {
                 let part = ObjectDifference::part(&look.differences);
                 let is_due = scheduled.relists.begin(part, Instant::now(), self.interval);
                 report_differences(scope, part, &look.differences, is_due);
+                // What is listed anew is looked at again. The other objects wait no longer.
+                if !is_due {
+                    scheduled.after = look.next;
+                }
             }
             Err(why) => log_inconclusive(scope, &why, scheduled.failures),
         }

@@ -14,6 +14,7 @@ use super::reflect::ReflectorTarget;
 use super::release_probe::check_release;
 use super::traffic::RequestPurpose;
 use super::{ConnectionClass, UpstreamClient};
+use crate::work::{REDUCED_OBJECT, WorkBudget, work_on};
 use watershed_protocol::{
     ListPage, Malformed, PartialFormat, ResourceVersion, Scanned, WireFormat, scan,
 };
@@ -78,16 +79,18 @@ impl PrintedObjects {
         let mut warnings = None;
         let mut token: Option<String> = None;
         let mut is_wanted = true;
+        let mut budget = WorkBudget::default();
         loop {
             let (headers, body) = self.page(limit, token.as_deref()).await?;
             let warnings = warnings.get_or_insert_with(|| warnings_in(&headers));
-            let Some(page) = Self::understood(format, &body)? else {
+            let Some(page) = Self::understood(format, &body, &mut budget).await? else {
                 return Ok(PrintedForm {
                     fits: false,
                     warnings: std::mem::take(warnings),
                 });
             };
             for object in &page.objects {
+                budget.work(work_on(object.len(), REDUCED_OBJECT)).await;
                 let encoding = self.target.representation.encoding;
                 is_wanted = take(object, scan(encoding, object, &self.target.fields)?);
                 if !is_wanted {
@@ -131,15 +134,20 @@ impl PrintedObjects {
     }
 
     /// Returns a page; `None` if it has another wire format. Garbage is an error.
-    fn understood(format: &WireFormat, body: &Bytes) -> Result<Option<ListPage>, AnswerError> {
-        let page = format.read_list(body);
-        if let Ok(page) = page
-            && page
-                .objects
-                .iter()
-                .all(|object| format.check(object).is_ok())
-        {
-            return Ok(Some(page));
+    async fn understood(
+        format: &WireFormat,
+        body: &Bytes,
+        budget: &mut WorkBudget,
+    ) -> Result<Option<ListPage>, AnswerError> {
+        if let Ok(page) = format.read_list(body) {
+            let mut is_understood = true;
+            for object in &page.objects {
+                budget.work(work_on(object.len(), 1)).await;
+                is_understood &= format.check(object).is_ok();
+            }
+            if is_understood {
+                return Ok(Some(page));
+            }
         }
         WireFormat::learn(format.encoding(), format.kind(), body)?;
         Ok(None)

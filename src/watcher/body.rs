@@ -157,8 +157,8 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                     break;
                 }
                 done += 1;
+                initial.budget.spend(self.view.filter.work());
                 if !self.view.filter.matches(&object.attributes) {
-                    initial.budget.spend(1);
                     continue;
                 }
                 initial.budget.spend(self.view.object_work(object));

@@ -13,6 +13,9 @@ use watershed_protocol::{
     WireFormat, object_key,
 };
 
+/// Requirements of a selector that take as long as a look at the object.
+const REQUIREMENTS_OF_UNIT: usize = 8;
+
 /// Namespace and selectors of a read. An object must match all of them.
 #[derive(Clone, Debug, Default)]
 pub struct ViewFilter {
@@ -117,6 +120,13 @@ impl ViewFilter {
                 .is_none_or(|selectors| selectors.match_to(object))
     }
 
+    /// Returns the work of finding out if an object is in the view. Each of a selector's requirements
+    /// is looked up.
+    pub fn work(&self) -> usize {
+        let selectors = self.selectors.as_deref();
+        1 + selectors.map_or(0, ViewSelectors::len) / REQUIREMENTS_OF_UNIT
+    }
+
     /// Returns the value that the field at this position must have, if it must have one.
     pub fn equal_to(&self, position: usize) -> Option<&str> {
         let fields = &self.selectors.as_ref()?.fields;
@@ -144,6 +154,12 @@ impl ViewFilter {
 }
 
 impl ViewSelectors {
+    /// Returns the number of requirements of labels and fields.
+    fn len(&self) -> usize {
+        let labels = self.labels.as_ref();
+        labels.map_or(0, |labels| labels.requirements().len()) + self.fields.len()
+    }
+
     fn is_more_than_shard(&self) -> bool {
         self.labels.is_some() || !self.fields.is_empty()
     }
@@ -275,10 +291,10 @@ impl ClientView {
         !is_shown
     }
 
-    /// Returns the work of framing an object.
+    /// Returns the work of framing an object of the view.
     pub fn object_work(&self, object: &StoredObject) -> usize {
         let least = match self.conversion.as_deref() {
-            None => return 1,
+            None => return 0,
             Some(Conversion::Metadata(_)) => REDUCED_OBJECT,
             Some(Conversion::Table(_)) => PRINTED_OBJECT,
         };
@@ -289,7 +305,7 @@ impl ClientView {
     pub fn event_work(&self, event: &WindowEvent) -> usize {
         match self.conversion.as_deref() {
             Some(Conversion::Table(_)) => work_on(event.object.bytes.len(), PRINTED_OBJECT),
-            Some(Conversion::Metadata(_)) | None => 1,
+            Some(Conversion::Metadata(_)) | None => self.filter.work(),
         }
     }
 
@@ -412,5 +428,24 @@ impl TableView {
             has_columns: self.is_first,
             now: Timestamp::now(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_selector_is_more_work_for_each_object() {
+        let view = |requirements: usize| {
+            let labels: Vec<_> = (0..requirements).map(|n| format!("!label-{n}")).collect();
+            let selectors = Selectors {
+                labels: LabelSelector::parse(&labels.join(",")).unwrap(),
+                ..Selectors::default()
+            };
+            ViewFilter::new(None, &selectors, &FieldTable::metadata_only(true)).unwrap()
+        };
+        assert_eq!([0, 1, 7].map(|count| view(count).work()), [1, 1, 1]);
+        assert_eq!(view(256).work(), 33);
     }
 }

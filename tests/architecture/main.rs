@@ -53,6 +53,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "headers",
             "log_throttle",
             "metric",
+            "work",
         ],
     ),
     ("store", &[]),

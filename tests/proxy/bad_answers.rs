@@ -1,12 +1,14 @@
 //! An upstream, or a load balancer before it, that gives single bad answers. Each costs one
 //! attempt: watches from memory stay open, and what had to be forwarded comes back to memory.
 use std::io::Read as _;
+use std::time::Duration;
 
 use flate2::read::MultiGzDecoder;
 use http::{Request, StatusCode, header};
 use http_body_util::BodyExt as _;
 use watershed_lab::sim::{BadAnswer, RecordedRequest, WatchListSupport, pods, widgets};
 
+use crate::consistent_reads::version;
 use crate::support::client::{BOTH, Endpoint, Next, Protocol, nothing, within};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
@@ -298,6 +300,31 @@ async fn streamed_lists_are_learned_again_without_a_new_list() {
         assert_eq!(lists_of_pods(&fixture), 0);
         fixture.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forwarded_watch_that_memory_would_forward_again_is_not_ended() {
+    let ignored = WatchListSupport::Ignored;
+    let fixture =
+        Fixture::prepared(small(), |upstream| upstream.faults().watch_list(ignored)).await;
+    let list = fixture
+        .proxied
+        .get(Protocol::Http2, "/api/v1/pods?resourceVersion=0");
+    let version = version(&list.await);
+    let path = format!(
+        "/api/v1/pods?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan\
+         &resourceVersion={version}"
+    );
+    let (_, source) = source_of_watch(&fixture.proxied, &path).await;
+    assert_eq!(source, "forward; reason=initial-events");
+    let mut watch = fixture.proxied.watch(Protocol::Http2, &path).await;
+    // Longer than until memory takes over what it can.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let pod = r#"{"metadata":{"name":"late","namespace":"default"}}"#;
+    fixture.upstream.state().create(&pods(), pod).unwrap();
+    let line = watch.line().await;
+    assert!(line.contains(r#""name":"late""#), "{line}");
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

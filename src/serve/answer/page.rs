@@ -211,7 +211,7 @@ impl Scan<'_> {
                 return Ok((objects, true));
             }
             self.memory.refer(objects.own_bytes())?;
-            self.visited(&run, run.len()).await?;
+            self.visited(&run, run.len() * filter.work()).await?;
         }
         Ok((objects, false))
     }

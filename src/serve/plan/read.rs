@@ -2,7 +2,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use watershed_protocol::{Encoding, Freshness, Representation, Selection, is_built_in_group};
+use watershed_protocol::{
+    Encoding, Freshness, Representation, Selection, WatchStart, is_built_in_group,
+};
 
 use super::list::ListPlan;
 use super::refusal_form::RefusalForm;
@@ -108,6 +110,15 @@ impl ReadPlan {
     /// Returns `true` if the answer must be no older than the request.
     pub(in crate::serve) fn needs_proof(&self) -> bool {
         self.freshness == Freshness::MostRecent && !self.may_be_stale
+    }
+
+    /// Returns `true` for a watch from a version with `sendInitialEvents`, with whatever value. A
+    /// client that goes on with it sends the parameter again.
+    pub(in crate::serve) fn resumes_with_initial_events(&self) -> bool {
+        let ReadKind::Watch(watch) = &self.kind else {
+            return false;
+        };
+        watch.names_initial_events && matches!(watch.start, WatchStart::After(_))
     }
 
     /// Returns `true` if a list looks at objects one by one: it selects some, or is of an old version.

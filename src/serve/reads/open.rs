@@ -128,9 +128,10 @@ impl ScopeOpener {
                 return false;
             };
             match scope.phase() {
-                ScopePhase::Ready(_) => {
+                ScopePhase::Ready(ready) => {
                     let reader = &scope.reader;
                     return scope.fields == resource.shape.fields
+                        && (ready.streams_initial_events || !read.resumes_with_initial_events())
                         && scope.upstream.is_delivering()
                         && (reader.oldest_version()..=reader.version()).contains(&watch.version);
                 }
