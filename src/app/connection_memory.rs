@@ -21,7 +21,7 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
         connections = fitting,
         "the memory limit limits connections (see --max-connections)"
     );
-    limits.reduce(fitting);
+    limits.connections = fitting;
 }
 
 /// Returns how many connections fit into a budget of so many bytes.
@@ -47,10 +47,18 @@ mod tests {
                 ..ConnectionLimits::default()
             };
             fit(&mut limits);
-            assert_eq!(
-                (limits.connections, limits.connections_per_address),
-                connections
-            );
+            assert_eq!((limits.connections, limits.of_address()), connections);
         }
+    }
+
+    #[test]
+    fn the_number_that_an_operator_chose_for_an_address_is_kept() {
+        let mut limits = ConnectionLimits {
+            memory: MemoryBudget::new(Some(800 << 20)),
+            connections_per_address: Some(15_000),
+            ..ConnectionLimits::default()
+        };
+        fit(&mut limits);
+        assert_eq!((limits.connections, limits.of_address()), (6_400, 15_000));
     }
 }

@@ -236,7 +236,7 @@ fn checkpoint_settings(checkpoints: &CheckpointConfig) -> Value {
 fn limit_settings(limits: &ConnectionLimits, users: UserLimits) -> Value {
     let ConnectionLimits {
         connections,
-        connections_per_address,
+        connections_per_address: _,
         streams,
         stream_buffer,
         header_bytes,
@@ -265,7 +265,7 @@ fn limit_settings(limits: &ConnectionLimits, users: UserLimits) -> Value {
     } = users;
     json!({
         "connections": connections,
-        "connectionsPerAddress": connections_per_address,
+        "connectionsPerAddress": limits.of_address(),
         "http2StreamsPerConnection": streams,
         "http2StreamBufferBytes": stream_buffer,
         "headerBytes": header_bytes,

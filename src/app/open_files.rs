@@ -63,15 +63,14 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
             "the limit of open files limits connections"
         );
     }
-    limits.reduce(fitting);
+    limits.connections = fitting;
 }
 
 /// Returns the limits of the admin listener, which takes a quarter of what is reserved at most.
 pub(super) fn of_admin(limits: &ConnectionLimits) -> ConnectionLimits {
-    let connections = admin_connections(file_limit());
     ConnectionLimits {
-        connections,
-        connections_per_address: ConnectionLimits::share_of_an_address(connections),
+        connections: admin_connections(file_limit()),
+        connections_per_address: None,
         ..limits.clone()
     }
 }

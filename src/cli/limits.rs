@@ -161,12 +161,10 @@ impl LimitFlags {
     /// Returns the limits of connections.
     pub(super) fn connections(&self) -> ConnectionLimits {
         let default = ConnectionLimits::default();
-        let connections = self.max_connections.unwrap_or(default.connections);
-        let share = ConnectionLimits::share_of_an_address(connections);
         ConnectionLimits {
-            connections,
+            connections: self.max_connections.unwrap_or(default.connections),
             is_chosen: self.max_connections.is_some(),
-            connections_per_address: self.max_connections_per_address.unwrap_or(share),
+            connections_per_address: self.max_connections_per_address,
             streams: self.http2_max_streams,
             header_bytes: self.max_header_bytes as usize,
             url_bytes: usize::from(self.max_url_bytes),
@@ -241,6 +239,6 @@ mod tests {
         let limits = Line::parse_from(["x", "--max-connections=8"])
             .limits
             .connections();
-        assert_eq!(limits.connections_per_address, 6);
+        assert_eq!(limits.of_address(), 6);
     }
 }

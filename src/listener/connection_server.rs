@@ -75,7 +75,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
             handler,
             tls: None,
             balancers: TrustedProxies::default(),
-            addresses: AddressLimiter::new(limits.connections_per_address),
+            addresses: AddressLimiter::new(limits.of_address()),
             open: OpenConnections::new(&limits),
             heads: UnfinishedHeads::within(&limits.memory),
             streams: FreshStreams::within(&limits.memory),

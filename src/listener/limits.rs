@@ -11,9 +11,9 @@ pub struct ConnectionLimits {
     pub connections: usize,
     /// `true` if an operator chose the number of connections.
     pub is_chosen: bool,
-    /// Connections at a time from one address (of IPv6, from one network of 64 bits). Further ones
-    /// are closed at once.
-    pub connections_per_address: usize,
+    /// Connections at a time from one address (of IPv6, from one network of 64 bits), if an operator
+    /// chose their number. Further ones are closed at once.
+    pub connections_per_address: Option<usize>,
     /// HTTP/2 streams a connection may have open.
     pub streams: u32,
     /// Bytes of an answer that an HTTP/2 stream may buffer. A small buffer suffices: a watch that
@@ -48,34 +48,22 @@ impl ConnectionLimits {
     /// Bytes of a connection, as measured (docs/benchmarks.md, Memory of an idle watch).
     pub const CONNECTION_BYTES: usize = 32 << 10;
 
-    /// Allows so many connections instead of more, and as large a share of them from one address as
-    /// before.
-    pub fn reduce(&mut self, connections: usize) {
-        let share = Self::share_of_an_address;
-        let of_address = &mut self.connections_per_address;
-        *of_address = match *of_address {
-            default if default == share(self.connections) => share(connections),
-            given => given.min(connections),
-        };
-        self.connections = connections;
-    }
-
-    /// Returns three quarters of all connections, the default limit of one address.
+    /// Returns the number of connections that one address may have: by default, three quarters of all.
     ///
     /// Clients behind a load balancer can use most of them, and the last quarter is left for
     /// others.
-    pub const fn share_of_an_address(connections: usize) -> usize {
-        connections - connections / 4
+    pub fn of_address(&self) -> usize {
+        let share = self.connections - self.connections / 4;
+        self.connections_per_address.unwrap_or(share)
     }
 }
 
 impl Default for ConnectionLimits {
     fn default() -> Self {
-        let connections = 20_000;
         ConnectionLimits {
-            connections,
+            connections: 20_000,
             is_chosen: false,
-            connections_per_address: Self::share_of_an_address(connections),
+            connections_per_address: None,
             // kube-apiserver's recommended options say 1000; its bare default of 100 makes
             // clients with many informers wait.
             streams: 1000,

@@ -49,7 +49,7 @@ pub async fn serve_socket(
     drain: DrainWatch,
 ) {
     // All of them have the same address.
-    limits.connections_per_address = limits.connections;
+    limits.connections_per_address = Some(usize::MAX);
     ConnectionServer::new(Listener::Proxy, limits, handler, drain)
         .run(listener)
         .await;

@@ -140,7 +140,7 @@ async fn both_protocols_are_served() {
 async fn a_balancer_tells_the_clients_address() {
     let loopback = TrustedProxies::new(["127.0.0.0/8".parse().unwrap()]);
     let limits = ConnectionLimits {
-        connections_per_address: 1,
+        connections_per_address: Some(1),
         ..ConnectionLimits::default()
     };
     let server = Server::behind(loopback, limits).await;
@@ -286,6 +286,7 @@ async fn a_drain_cuts_what_does_not_end() {
 async fn over_the_limit_connections_wait() {
     let server = Server::start(ConnectionLimits {
         connections: 1,
+        connections_per_address: Some(usize::MAX),
         ..ConnectionLimits::default()
     })
     .await;
@@ -327,7 +328,7 @@ async fn open_tunnel(server: &Server) -> hyper::upgrade::Upgraded {
 #[tokio::test]
 async fn a_tunnel_counts_for_its_address_until_it_ends() {
     let server = Server::start(ConnectionLimits {
-        connections_per_address: 1,
+        connections_per_address: Some(1),
         ..ConnectionLimits::default()
     })
     .await;
@@ -344,6 +345,7 @@ async fn a_tunnel_counts_for_its_address_until_it_ends() {
 async fn a_tunnel_keeps_the_place_of_its_connection_until_it_ends() {
     let server = Server::start(ConnectionLimits {
         connections: 1,
+        connections_per_address: Some(usize::MAX),
         ..ConnectionLimits::default()
     })
     .await;
@@ -440,6 +442,7 @@ async fn a_request_without_a_host_is_refused_in_the_words_of_go() {
 async fn the_longest_idle_unknown_connection_makes_room_for_another() {
     let server = Server::start(ConnectionLimits {
         connections: 3,
+        connections_per_address: Some(usize::MAX),
         ..ConnectionLimits::default()
     })
     .await;
@@ -464,6 +467,7 @@ async fn the_longest_idle_unknown_connection_makes_room_for_another() {
 async fn strangers_that_read_no_answer_make_room_for_others() {
     let server = Server::start(ConnectionLimits {
         connections: 2,
+        connections_per_address: Some(usize::MAX),
         slow_stranger: Duration::from_millis(500),
         ..ConnectionLimits::default()
     })
