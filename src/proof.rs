@@ -70,8 +70,8 @@ pub(crate) use comparison::ProvenState;
 pub(crate) use get_crowds::{GetCrowds, MANY_GETS, WaitingGet};
 pub(crate) use outcome::ProofError;
 
-/// Longest wait of a reader whose answer upstream has sooner. Then upstream answers, which waits as
-/// long for its own cache.
+/// Longest wait for a proof, unless upstream's own answer would take longer. Then the read is
+/// forwarded: upstream waits as long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(3);
 /// Wait for events before upstream's objects are compared.
@@ -103,7 +103,7 @@ pub(crate) struct WatchedObjects<'a> {
     pub(crate) count: usize,
 }
 
-/// The answer that a reader would get of upstream.
+/// The answer that a reader would get from upstream.
 #[derive(Clone, Copy, Debug)]
 struct AnswerOfUpstream {
     cost: f64,

@@ -105,7 +105,7 @@ impl ProxyService {
         Self { audit, ..self }
     }
 
-    /// Believes these proxies when they tell a client's address.
+    /// Trusts these proxies to report a client's address (`--trusted-proxies`).
     pub fn behind(self, trusted: TrustedProxies) -> Self {
         Self { trusted, ..self }
     }

@@ -27,7 +27,7 @@ use crate::budget::{container_limit, parse_quantity};
 use crate::serve::{CachingPolicy, Verification};
 use crate::upstream::ListCompression;
 
-/// The least memory limit, in bytes. What is less lacks its unit.
+/// The smallest memory limit, in bytes. A smaller number probably lacks its unit.
 const SMALLEST_LIMIT: u64 = 1 << 20;
 /// The default of `--memory-limit`, in percent of the control group's limit.
 const SHARE_OF_GROUP: u64 = 80;
@@ -116,8 +116,8 @@ pub(super) struct ServeCommand {
     #[arg(help_heading = ADMIN, long, default_value = "127.0.0.1:6480", value_name = "ADDR:PORT")]
     admin_listen: SocketAddr,
     /// Age up to which events are kept, so that a watch can start from an old version (seconds).
-    /// The last 100 of one type in one representation are kept however old they are, with 0 as well,
-    /// while they take 1 MiB at most. This exception does not apply to the resource `events`.
+    /// The last 100 of one type in one representation are kept however old they are, even with 0, as
+    /// long as they take no more than 1 MiB. This exception does not apply to the resource `events`.
     #[arg(
         help_heading = CACHE,
         long,

@@ -252,7 +252,7 @@ fn report_differences(
 fn log_inconclusive(scope: &Scope, why: &Inconclusive, failures: u32) {
     let resource = &scope.key.gvr;
     if failures == 3 {
-        tracing::info!(%resource, %why, "not compared with upstream, again and again");
+        tracing::info!(%resource, %why, "could not be compared with upstream several times in a row");
     } else {
         tracing::debug!(%resource, %why, "not compared with upstream");
     }

@@ -397,7 +397,7 @@ fn hold(response: Response<Body>, share: Option<ForwardShare>, is_known: bool) -
 fn report_not_forwarded(error: &UpstreamError) {
     if error.is_refused() {
         // The request is at fault, so there is nothing for operators to do.
-        tracing::debug!(%error, "a request that its client is to blame for was not forwarded");
+        tracing::debug!(%error, "not forwarded, as the client's request is invalid");
     } else if let Some(requests) = NOT_FORWARDED.count(1) {
         tracing::warn!(%error, requests, "cannot forward a request");
     }

@@ -42,7 +42,7 @@ pub enum UpstreamError {
         address: Address,
     },
     /// The server ended connections without processing the request, which is not sent again.
-    #[error("{address} ends connections without a look at it")]
+    #[error("the API server at {address} closes connections without a look at the request")]
     EndedUnsent {
         /// The address of the last one.
         address: Address,

@@ -150,7 +150,7 @@ pub struct Reflector {
     estimates: bool,
     /// Bytes that an object of the last list took in memory, on average.
     object_bytes: Option<usize>,
-    /// Lists and watches may be compressed then.
+    /// The conditions on which lists and watches are compressed.
     compression: ListCompression,
     lifetime: WatchLifetime,
     /// The last failure, in words for an operator.

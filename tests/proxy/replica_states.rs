@@ -175,7 +175,7 @@ fn unless_late(program: &Program) -> Result<(), String> {
         "no answer within",
         "nothing of the answer came",
         "the answer comes too slowly",
-        "other states are being taken",
+        "too many other states are being loaded",
         "cannot be reached",
     ];
     if late.iter().any(|text| log.contains(text)) {

@@ -349,7 +349,7 @@ fn clients(clients: &ClientsStatus) -> Markup {
                             (count((clients.known - clients.top.len()) as u64)) " more are known. "
                         }
                         @if clients.let_go > 0 {
-                            (count(clients.let_go)) " that cost little made room for others."
+                            (count(clients.let_go)) " cheap ones were dropped from this table to make room."
                         }
                     }
             }
@@ -364,7 +364,7 @@ fn client(row: &ClientStatus) -> Markup {
                 @match &row.user {
                     Some(user) => (user),
                     None => span.quiet
-                        title="No answer of upstream's says whose the credentials are"
+                        title="The API server has not said whose credentials these are"
                         { "not known here" }
                 }
             }

@@ -59,7 +59,7 @@ enum NotTaken {
     Checkpoint(#[from] CheckpointError),
     #[error("its version is ahead of upstream's, so it is of another history")]
     Ahead,
-    #[error("other states are being taken")]
+    #[error("too many other states are being loaded")]
     NoTurn,
 }
 

@@ -60,7 +60,7 @@ pub(super) enum CheckpointError {
     DoesNotFit(#[from] DoesNotFit),
     #[error("cannot identify the upstream cluster")]
     Unverified,
-    #[error("the disk does not give it in time")]
+    #[error("it takes too long to read it from disk")]
     Slow,
 }
 

@@ -30,7 +30,7 @@ pub(in crate::scope) enum FallbackReason {
     #[error("it cannot be derived from protobuf: {0}")]
     Source(&'static str),
     /// The tables do not know what upstream's release prints.
-    #[error("the tables of this version do not have Kubernetes {0}")]
+    #[error("this version of watershed does not know Kubernetes {0}")]
     UnknownRelease(Release),
     /// Upstream does not stream initial events, so its form of bookmarks is not known.
     #[error("upstream shows no bookmark of it in JSON")]
@@ -53,7 +53,7 @@ pub(in crate::scope) enum FallbackReason {
     #[error("upstream prints an object differently than memory has it")]
     SelfCheck,
     /// An object in protobuf has something that the tables do not explain.
-    #[error("its protobuf is not explained: {0}")]
+    #[error("an object's protobuf has something that this version does not know: {0}")]
     Unexplained(#[from] Unexplained),
 }
 

@@ -238,7 +238,7 @@ impl ScopeFeed {
                 resource = %key.gvr,
                 selection = %key.selection,
                 %reason,
-                "its JSON is not derived from protobuf any more; it is listed and watched in JSON"
+                "JSON is no longer derived from protobuf; the type is listed and watched in JSON, too"
             );
         } else {
             tracing::info!(

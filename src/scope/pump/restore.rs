@@ -29,7 +29,7 @@ impl ScopePump {
             version = %stored.version,
             objects = snapshot.len(),
             from = origin.as_str(),
-            "read a state; resuming its watch"
+            "loaded an earlier state; resuming its watch without a list"
         );
         reflector.resume_after(KnownState {
             format: Arc::clone(&stored.ready.format),
@@ -118,7 +118,7 @@ impl ScopePump {
             self.shared.untold.record();
             tracing::warn!(
                 resource = %self.scope.key.gvr,
-                "upstream does not tell its release, which a read state needs; listing"
+                "upstream does not report its release, so the loaded state cannot be used; listing"
             );
             self.give_up_restored();
         }

@@ -120,7 +120,7 @@ impl ServedState {
         tracing::info!(
             resource = %key.gvr,
             representation = %key.representation,
-            "followed again; served from memory"
+            "followed again; reads are answered from memory again"
         );
         self.writer.resume();
         self.phase.serve(ready);
@@ -150,7 +150,7 @@ impl ServedState {
                 tracing::warn!(
                     resource = %key.gvr,
                     selection = %key.selection,
-                    "not followed for --max-staleness; requests are forwarded until it is"
+                    "not followed for longer than --max-staleness; requests are forwarded until it is followed again"
                 );
                 // Before the watches end: their clients come back at once.
                 self.phase.exceed_age(ready);

@@ -66,7 +66,7 @@ impl ScopePump {
             resource = %self.scope.key.gvr,
             held,
             needed,
-            "dropped, as it does not fit into memory beside its new list"
+            "dropped the old state, as it does not fit into memory beside the new list (--memory-limit)"
         );
         // A derivation that goes on from here would never show what was dropped.
         self.relist();

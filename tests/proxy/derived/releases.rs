@@ -240,7 +240,7 @@ async fn a_release_that_the_tables_do_not_have_is_watched_in_json() {
     })
     .await;
     looks_like_upstream(&program.proxied, &direct).await;
-    let reason = "the tables of this version do not have Kubernetes v1.38.0";
+    let reason = "this version of watershed does not know Kubernetes v1.38.0";
     program.until_logged(&[reason]).await;
     // Other types do not begin with protobuf.
     let pods = "/api/v1/pods?resourceVersion=0";
