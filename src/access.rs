@@ -21,7 +21,7 @@ use watershed_protocol::Status;
 
 use crate::listener::Peer;
 use crate::listener::tls::TlsError;
-use crate::scope::{Retention, ScopeKey, Scopes, Timeline};
+use crate::scope::{ScopeKey, ScopeOptions, Scopes, Timeline};
 use crate::upstream::{ForwardIdentity, UpstreamClient};
 
 mod authenticate;
@@ -196,10 +196,10 @@ impl Access {
         &self,
         scopes: Scopes,
         key: ScopeKey,
-        retention: Retention,
+        options: ScopeOptions,
     ) -> impl Future<Output = ()> + Send + use<> {
         let nodes = Arc::clone(self.authorizer.nodes());
-        node::follow::follow(scopes, key, retention, nodes)
+        node::follow::follow(scopes, key, options, nodes)
     }
 
     /// Notes that the review of a caller failed.

@@ -168,7 +168,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let (drain, draining) = drain::channel();
     let follow_rbac = access.follow_rbac(scopes.clone(), followed_rbac);
     let follow_pods =
-        followed_pods.map(|(key, retention)| access.follow_pods(scopes.clone(), key, retention));
+        followed_pods.map(|(key, options)| access.follow_pods(scopes.clone(), key, options));
     let service = ProxyService::new(
         catalog.clone(),
         config.policy,

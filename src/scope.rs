@@ -28,7 +28,7 @@ pub use checkpoint::{
     CheckpointBody, CheckpointConfig, Checkpoints, ClusterIdentity, MayStore, ReplicaStates,
     StoredPart, checkpoint_media_type, wanted_checkpoint,
 };
-pub use config::{Derivation, Retention, ScopeConfig};
+pub use config::{Derivation, ScopeConfig, ScopeOptions, ScopeOrigin, ScopeShare};
 pub use creator::ManagedFieldsPolicy;
 pub use handle::ScopeHandle;
 pub use key::{ObjectShape, ScopeKey};

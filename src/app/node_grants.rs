@@ -3,15 +3,15 @@ use watershed_protocol::GroupVersionResource;
 
 use super::config::AppConfig;
 use crate::access::NodeGrantMode;
-use crate::scope::{Retention, ScopeKey};
+use crate::scope::{ScopeKey, ScopeOptions};
 
 /// The warning where the pods cannot be followed.
 pub(super) const NOT_FOLLOWED: &str = "--node-grants=follow-pods has no effect on secrets and \
     config maps, because the configuration does not cache whole pods in one scope";
 
 /// Returns the scope of the pods that are followed for the grants of nodes (`--node-grants`), and
-/// its retention; `None` if they are not followed, or [cannot be](lacks_pods).
-pub(super) fn followed_pods(config: &AppConfig) -> Option<(ScopeKey, Retention)> {
+/// its options; `None` if they are not followed, or [cannot be](lacks_pods).
+pub(super) fn followed_pods(config: &AppConfig) -> Option<(ScopeKey, ScopeOptions)> {
     if config.access.authorization.node_grants == NodeGrantMode::Review {
         return None;
     }

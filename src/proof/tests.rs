@@ -1,6 +1,6 @@
 //! Provers, their limits of time and their end.
 use super::*;
-use crate::scope::{ObjectShape, Retention, ScopeConfig, ScopeKey, Scopes};
+use crate::scope::{ObjectShape, ScopeConfig, ScopeKey, ScopeOptions, Scopes};
 use crate::test_support::{Api, HTTP2, Pki, eventually, text, upstream_of};
 use crate::upstream::{ConnectionClass, SendOptions};
 use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Selection};
@@ -120,7 +120,7 @@ async fn provers_of_closed_scopes_are_dropped() {
         let representation = Representation::whole(Encoding::Json);
         let lent = scopes
             .acquire(&gvr, representation, &shape, |_| {
-                Some((selection, Retention::default()))
+                Some((selection, ScopeOptions::default()))
             })
             .unwrap();
         provers.of(&lent);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use watershed_protocol::{FieldTable, ManagedFields, ResourceVersion};
 
-use super::config::{Derivation, Retention};
+use super::config::{Derivation, ScopeOptions};
 use super::key::ScopeKey;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
 use super::timeline::{Question, Timeline};
@@ -85,7 +85,7 @@ pub(super) struct ScopeParts<'a> {
     pub(super) target: &'a ReflectorTarget,
     pub(super) timeline: Timeline,
     pub(super) key: ScopeKey,
-    pub(super) retention: &'a Retention,
+    pub(super) options: &'a ScopeOptions,
     pub(super) reader: StoreReader,
     pub(super) phase: watch::Receiver<ScopePhase>,
     pub(super) budget: &'a MemoryBudget,
@@ -109,7 +109,7 @@ impl Scope {
             target,
             timeline,
             key,
-            retention,
+            options,
             reader,
             phase,
             budget,
@@ -119,8 +119,8 @@ impl Scope {
             key,
             fields: Arc::clone(&target.fields),
             managed_fields: target.managed_fields,
-            on_demand: retention.on_demand,
-            is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
+            on_demand: options.origin.is_on_demand(),
+            is_source_only: AtomicBool::new(options.derivation == Derivation::Source),
             reader,
             opened: Instant::now(),
             id: getrandom::u64().expect("the operating system gives random bytes"),
@@ -131,7 +131,7 @@ impl Scope {
             differences: FoundDifferences::default(),
             source: SourceLink::new(),
             print: Arc::default(),
-            idle: IdleTracker::new(retention.idle),
+            idle: IdleTracker::new(options.idle),
             memory: ScopeMemory::new(budget),
             signals: ScopeSignals::default(),
         }

@@ -109,13 +109,11 @@ impl Default for ScopeConfig {
     }
 }
 
-/// The time for which one scope is kept, and the history it keeps.
+/// Why a scope is there, and how it is kept.
 #[derive(Clone, Debug, Default)]
-pub struct Retention {
-    /// The scope covers what a client asked for; the configuration does not name it.
-    pub on_demand: bool,
-    /// The proxy cannot work without the scope: it is loaded however little memory is free.
-    pub indispensable: bool,
+pub struct ScopeOptions {
+    /// Who wants the scope.
+    pub origin: ScopeOrigin,
     /// The scope is closed once nobody has read or watched it for so long; `None` for never.
     pub idle: Option<Duration>,
     /// Limits of its history, if not those of all scopes.
@@ -126,17 +124,69 @@ pub struct Retention {
     pub max_staleness: Option<Duration>,
     /// The first list may show any state that upstream has.
     pub begins_with_any_state: bool,
-    /// Dropped when the scope is closed, such as somebody's share of the open ones.
-    pub owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-impl Retention {
+/// Who wants a scope.
+#[derive(Clone, Debug, Default)]
+pub enum ScopeOrigin {
+    /// The configuration names it, or nothing narrows it.
+    #[default]
+    Configured,
+    /// It covers what a client asked for. The client's share of such scopes ends with it, unless
+    /// another scope has the share.
+    OnDemand(Option<ScopeShare>),
+    /// The proxy cannot work without it: it is loaded however little memory is free.
+    Proxy,
+}
+
+/// Somebody's share of the open scopes, which is dropped when the scope is closed.
+pub type ScopeShare = Arc<dyn Any + Send + Sync>;
+
+impl ScopeOrigin {
+    /// Returns `true` for a scope that a client asked for.
+    pub fn is_on_demand(&self) -> bool {
+        matches!(self, Self::OnDemand(_))
+    }
+
+    /// Returns `true` for a scope that the proxy cannot work without.
+    pub fn is_indispensable(&self) -> bool {
+        matches!(self, Self::Proxy)
+    }
+
+    /// Returns the share that ends with the scope.
+    pub fn into_share(self) -> Option<ScopeShare> {
+        match self {
+            Self::OnDemand(share) => share,
+            Self::Configured | Self::Proxy => None,
+        }
+    }
+
+    /// Returns the origin of the source of such a scope, which does not count itself.
+    #[must_use]
+    pub fn of_source(self) -> Self {
+        match self {
+            Self::OnDemand(_) => Self::OnDemand(None),
+            other @ (Self::Configured | Self::Proxy) => other,
+        }
+    }
+}
+
+impl ScopeOptions {
+    /// Returns the options of a scope that the proxy cannot work without.
+    pub fn of_proxy() -> Self {
+        Self {
+            origin: ScopeOrigin::Proxy,
+            ..Self::default()
+        }
+    }
+
     /// Returns the same for the source of derived scopes, which needs little history. `window`
-    /// limits it where the retention sets nothing.
+    /// limits it where the options set nothing.
     #[must_use]
     pub fn of_source(self, window: WindowLimits) -> Self {
         let window = self.window.unwrap_or(window);
         Self {
+            origin: self.origin.of_source(),
             derivation: Derivation::Source,
             window: Some(WindowLimits {
                 age: window.age.min(SOURCE_WINDOW.age),

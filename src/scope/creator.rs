@@ -6,7 +6,7 @@ use std::time::Instant;
 use watershed_protocol::{Encoding, GroupVersionResource, ManagedFields, Representation};
 
 use super::cached::{Scope, ScopeParts};
-use super::config::{Derivation, Retention, ScopeConfig};
+use super::config::{Derivation, ScopeConfig, ScopeOptions};
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter, OpenSource, PrintingThreads};
 use super::key::{ObjectShape, ScopeKey};
 use super::open_scopes::OpenScopes;
@@ -50,13 +50,13 @@ impl ScopeCreator {
     }
 
     /// Creates a scope, and starts its task. If it is to be derived, `opener` gets the key and the
-    /// retention of its source, and returns what opens that.
+    /// options of its source, and returns what opens that.
     pub(super) fn create(
         &self,
         key: &ScopeKey,
         shape: &ObjectShape,
-        retention: Retention,
-        opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
+        options: ScopeOptions,
+        opener: impl FnOnce(ScopeKey, ScopeOptions) -> OpenSource,
     ) -> Arc<Scope> {
         let target = ReflectorTarget {
             gvr: key.gvr.clone(),
@@ -66,7 +66,7 @@ impl ScopeCreator {
             fields: Arc::clone(&shape.fields),
             managed_fields: (self.managed_fields)(&key.gvr),
         };
-        self.start(key.clone(), target, retention, opener)
+        self.start(key.clone(), target, options, opener)
     }
 
     /// Starts the task of a new scope.
@@ -74,10 +74,10 @@ impl ScopeCreator {
         &self,
         key: ScopeKey,
         target: ReflectorTarget,
-        retention: Retention,
-        opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
+        options: ScopeOptions,
+        opener: impl FnOnce(ScopeKey, ScopeOptions) -> OpenSource,
     ) -> Arc<Scope> {
-        let window = self.config.window_of(&key.gvr, retention.window);
+        let window = self.config.window_of(&key.gvr, options.window);
         let (writer, reader) = store::new(window);
         let (shown_phase, phase) = ShownPhase::syncing();
         let group = &key.gvr.group;
@@ -87,13 +87,13 @@ impl ScopeCreator {
             target: &target,
             timeline: aggregated.unwrap_or_else(|| self.timeline.of_group(group)),
             key,
-            retention: &retention,
+            options: &options,
             reader,
             phase,
             budget: &self.budget,
         }));
         // What the proxy itself needs is held however short memory is.
-        let budget = if retention.indispensable {
+        let budget = if options.origin.is_indispensable() {
             MemoryBudget::default()
         } else {
             self.budget.clone()
@@ -102,13 +102,13 @@ impl ScopeCreator {
             client: self.client.clone(),
             target: target.clone(),
             scope: Arc::clone(&scope),
-            feed: self.feed(&scope, target, &retention, opener),
+            feed: self.feed(&scope, target, &options, opener),
             writer,
             phase: shown_phase,
             budget,
-            max_staleness: retention.max_staleness.unwrap_or(self.config.max_staleness),
+            max_staleness: options.max_staleness.unwrap_or(self.config.max_staleness),
             overdue: self.config.overdue,
-            owner: retention.owner,
+            share: options.origin.into_share(),
         };
         let pump = ScopePump::new(parts, self.shared.clone());
         tokio::spawn(pump.run());
@@ -120,15 +120,15 @@ impl ScopeCreator {
         &self,
         scope: &Arc<Scope>,
         target: ReflectorTarget,
-        retention: &Retention,
-        opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
+        options: &ScopeOptions,
+        opener: impl FnOnce(ScopeKey, ScopeOptions) -> OpenSource,
     ) -> ScopeFeed {
-        let mut derived = self.derived(scope, &target, retention, opener);
+        let mut derived = self.derived(scope, &target, options, opener);
         let mut reflector = Reflector::new(self.client.clone(), target)
             .compressed(self.config.compression)
-            .beginning_with_any_state(retention.begins_with_any_state)
+            .beginning_with_any_state(options.begins_with_any_state)
             .lasting(self.config.watch_lifetime);
-        if !retention.indispensable {
+        if !options.origin.is_indispensable() {
             let estimates = !self.shared.unfit.is_to_be_tried(&scope.key, Instant::now());
             derived = derived.map(|derived| derived.within(&self.budget, estimates));
             reflector = reflector.within(&self.budget, estimates);
@@ -142,8 +142,8 @@ impl ScopeCreator {
         &self,
         scope: &Scope,
         target: &ReflectorTarget,
-        retention: &Retention,
-        opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
+        options: &ScopeOptions,
+        opener: impl FnOnce(ScopeKey, ScopeOptions) -> OpenSource,
     ) -> Option<DerivedFeed> {
         let key = &scope.key;
         let Representation {
@@ -151,7 +151,7 @@ impl ScopeCreator {
             metadata_only,
         } = key.representation;
         // The servers of aggregated groups print as they like.
-        let may_derive = retention.derivation == Derivation::Derived
+        let may_derive = options.derivation == Derivation::Derived
             && encoding == Encoding::Json
             && !self.aggregated.contains_key(&*key.gvr.group);
         if !may_derive {
@@ -165,16 +165,12 @@ impl ScopeCreator {
             },
             ..key.clone()
         };
-        let retention = Retention {
-            // The scope that is derived counts.
-            owner: None,
-            ..retention.clone().of_source(self.config.window)
-        };
+        let options = options.clone().of_source(self.config.window);
         Some(DerivedFeed::new(
             self.client.clone(),
             target.clone(),
             printer,
-            opener(source, retention),
+            opener(source, options),
             scope.reader.clone(),
             &self.printing,
         ))

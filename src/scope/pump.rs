@@ -20,7 +20,6 @@ mod staleness;
 mod stopping;
 mod streaming;
 
-use std::any::Any;
 use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
@@ -31,6 +30,7 @@ use tokio::time::{self, sleep_until};
 use watershed_protocol::{BookmarkFormat, ReadDefaults};
 
 use super::cached::{DifferingPart, Scope, ScopeSignal, discard};
+use super::config::ScopeShare;
 use super::derived::DerivedStep;
 use super::key::ScopeKey;
 use super::metrics;
@@ -84,7 +84,7 @@ pub(super) struct PumpParts {
     /// The patience with events that upstream is known to have.
     pub(super) overdue: Duration,
     /// Dropped with the task.
-    pub(super) owner: Option<Arc<dyn Any + Send + Sync>>,
+    pub(super) share: Option<ScopeShare>,
 }
 
 /// The task of one scope.
@@ -124,7 +124,7 @@ pub(super) struct ScopePump {
     restoring: Option<Restoring>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
     stopped: Stopped,
-    _owner: Option<Arc<dyn Any + Send + Sync>>,
+    _share: Option<ScopeShare>,
 }
 
 /// The list that schema changes ask for.
@@ -169,7 +169,7 @@ impl ScopePump {
             budget,
             max_staleness,
             overdue,
-            owner,
+            share,
         } = parts;
         let ScopeKey { gvr, selection, .. } = &scope.key;
         let probe = gvr.is_event().then(|| {
@@ -215,7 +215,7 @@ impl ScopePump {
             refused_since: None,
             restoring: None,
             stopped: Stopped::Closed,
-            _owner: owner,
+            _share: share,
         }
     }
 

@@ -11,7 +11,7 @@ use watershed_protocol::{GroupVersionResource, Representation, Selection};
 
 use super::cached::Scope;
 use super::checkpoint::{CheckpointBody, Checkpoints, ClusterIdentity, ReplicaStates};
-use super::config::{Derivation, Retention, ScopeConfig};
+use super::config::{Derivation, ScopeConfig, ScopeOptions};
 use super::creator::{ManagedFieldsPolicy, ScopeCreator};
 use super::derived::OpenSource;
 use super::handle::ScopeHandle;
@@ -170,28 +170,29 @@ impl Scopes {
     /// Returns the scope with this key; opens it if it is not open. It stays open for as long as
     /// the process runs.
     pub fn open(&self, key: &ScopeKey, shape: &ObjectShape) -> Arc<Scope> {
-        self.open_pinned(key, shape, Retention::default())
+        self.open_pinned(key, shape, ScopeOptions::of_proxy())
     }
 
     /// Opens a scope like [`Self::open`], for callers that only follow changes. They need not begin
     /// with the most recent state, as all later changes follow as events. So neither an API server nor a
     /// proxy before it has to prove which state that is.
     pub fn open_for_changes(&self, key: &ScopeKey, shape: &ObjectShape) -> Arc<Scope> {
-        let retention = Retention {
+        let options = ScopeOptions {
             begins_with_any_state: true,
-            ..Retention::default()
+            ..ScopeOptions::of_proxy()
         };
-        self.open_pinned(key, shape, retention)
+        self.open_pinned(key, shape, options)
     }
 
-    fn open_pinned(&self, key: &ScopeKey, shape: &ObjectShape, retention: Retention) -> Arc<Scope> {
+    fn open_pinned(
+        &self,
+        key: &ScopeKey,
+        shape: &ObjectShape,
+        options: ScopeOptions,
+    ) -> Arc<Scope> {
         let mut open = self.open.lock();
         let scopes = open.entry(key.gvr.clone()).or_default();
-        let retention = Retention {
-            indispensable: true,
-            ..retention
-        };
-        let scope = self.open_among(scopes, key, shape, retention);
+        let scope = self.open_among(scopes, key, shape, options);
         scope.idle.pin();
         scope
     }
@@ -205,14 +206,14 @@ impl Scopes {
         shape: &ObjectShape,
         choose: impl FnOnce(
             &mut dyn Iterator<Item = &Arc<Scope>>,
-        ) -> Option<(Arc<Selection>, Retention)>,
+        ) -> Option<(Arc<Selection>, ScopeOptions)>,
     ) -> Result<ScopeHandle, NotAcquired> {
         let mut open = self.open.lock();
         let mut present = open
             .iter()
             .filter(|(other, _)| other.group == gvr.group && other.resource == gvr.resource)
             .flat_map(|(_, scopes)| scopes.values());
-        let (selection, retention) = choose(&mut present).ok_or(NotAcquired::NotChosen)?;
+        let (selection, options) = choose(&mut present).ok_or(NotAcquired::NotChosen)?;
         let key = ScopeKey {
             gvr: gvr.clone(),
             selection,
@@ -223,9 +224,9 @@ impl Scopes {
             return Err(NotAcquired::NoMemory);
         }
         let scopes = open.entry(gvr.clone()).or_default();
-        let is_source = retention.derivation == Derivation::Source;
-        let (window, idle) = (retention.window, retention.idle);
-        let scope = self.open_among(scopes, &key, shape, retention);
+        let is_source = options.derivation == Derivation::Source;
+        let (window, idle) = (options.window, options.idle);
+        let scope = self.open_among(scopes, &key, shape, options);
         if !is_source && scope.is_source_only.swap(false, Ordering::Relaxed) {
             scope
                 .reader
@@ -392,13 +393,13 @@ impl Scopes {
         scopes: &mut HashMap<ScopeKey, Arc<Scope>>,
         key: &ScopeKey,
         shape: &ObjectShape,
-        retention: Retention,
+        options: ScopeOptions,
     ) -> Arc<Scope> {
         if let Some(scope) = scopes.get(key) {
             return Arc::clone(scope);
         }
-        let open_source = |key, retention| self.opener(key, shape, retention);
-        let scope = self.creator.create(key, shape, retention, open_source);
+        let open_source = |key, options| self.opener(key, shape, options);
+        let scope = self.creator.create(key, shape, options, open_source);
         if self.schema_changes.has_just_changed(&key.gvr) {
             scope.signals.schema_changed();
         }
@@ -407,12 +408,12 @@ impl Scopes {
     }
 
     /// Returns what opens the scope from which others are derived.
-    fn opener(&self, key: ScopeKey, shape: &ObjectShape, retention: Retention) -> OpenSource {
+    fn opener(&self, key: ScopeKey, shape: &ObjectShape, options: ScopeOptions) -> OpenSource {
         let scopes = self.clone();
         let shape = shape.clone();
         Box::new(move || {
             let source = scopes.acquire(&key.gvr, key.representation, &shape, |_| {
-                Some((Arc::clone(&key.selection), retention.clone()))
+                Some((Arc::clone(&key.selection), options.clone()))
             });
             source.ok()
         })

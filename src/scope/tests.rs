@@ -36,9 +36,9 @@ async fn only_scopes_that_nobody_uses_are_closed() {
     let representation = Representation::whole(Encoding::Json);
     let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
     let lend = |resource: &str, idle: Option<u64>| {
-        let keep = Retention {
+        let keep = ScopeOptions {
             idle: idle.map(Duration::from_secs),
-            ..Retention::default()
+            ..ScopeOptions::default()
         };
         scopes
             .acquire(&gvr(resource), representation, &shape, |_| {
@@ -343,7 +343,7 @@ async fn open_foldable(budget: &MemoryBudget) -> (Api, Scopes, Arc<Scope>, Strin
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let shape = ObjectShape::new("Pod", FieldTable::builtin(&gvr, true).unwrap());
     let representation = Representation::whole(Encoding::Json);
-    let choice = (Arc::default(), Retention::default());
+    let choice = (Arc::default(), ScopeOptions::default());
     let handle = scopes
         .acquire(&gvr, representation, &shape, |_| Some(choice))
         .unwrap();

@@ -10,6 +10,7 @@ use watershed_protocol::{Encoding, Representation, Selection};
 use super::policy::type_name::TypeName;
 use super::reads::open::ScopeOpener;
 use crate::catalog::{Catalog, ResourceType};
+use crate::scope::ScopeOrigin;
 use crate::upstream::Stopped;
 
 /// Interval between checks. A type may appear later, and a stopped scope may be tried again.
@@ -54,11 +55,11 @@ async fn open(opener: &ScopeOpener, resource: &Arc<ResourceType>, selection: &Ar
     let ScopeOpener { policy, scopes, .. } = opener;
     let gvr = &resource.gvr;
     let config = scopes.config();
-    let retention = policy.retention(gvr, false, config.window);
+    let options = policy.scope_options(gvr, ScopeOrigin::Configured, config.window);
     for encoding in [Encoding::Protobuf, Encoding::Json] {
         let representation = Representation::whole(encoding);
         let handle = scopes.acquire(gvr, representation, &resource.shape, |_| {
-            Some((Arc::clone(selection), retention.clone()))
+            Some((Arc::clone(selection), options.clone()))
         });
         let Ok(handle) = handle else { return };
         match tokio::time::timeout(config.sync_wait, handle.wait_until_settled()).await {

@@ -16,7 +16,7 @@ use watershed_protocol::{
     Selection, is_built_in_group,
 };
 
-use crate::scope::{Derivation, Retention, ScopeKey};
+use crate::scope::{Derivation, ScopeKey, ScopeOptions, ScopeOrigin};
 use crate::store::WindowLimits;
 use client_rules::ClientRule;
 use scope_choice::{ChosenScope, ScopeChoice};
@@ -279,18 +279,17 @@ impl CachingPolicy {
         exceptions
     }
 
-    /// Returns how long a scope of the type stays open, and how much history it keeps. `window`
-    /// applies where the policy sets nothing.
-    pub(super) fn retention(
+    /// Returns how a scope of the type is kept. `window` applies where the policy sets nothing.
+    pub(super) fn scope_options(
         &self,
         gvr: &GroupVersionResource,
-        on_demand: bool,
+        origin: ScopeOrigin,
         window: WindowLimits,
-    ) -> Retention {
+    ) -> ScopeOptions {
         let scopes = self.scope_policy(&gvr.group, &gvr.resource);
         let idle = scopes
             .idle
-            .or_else(|| on_demand.then_some(ON_DEMAND_IDLE_TIMEOUT))
+            .or_else(|| origin.is_on_demand().then_some(ON_DEMAND_IDLE_TIMEOUT))
             .filter(|idle| !idle.is_zero() && !scopes.always_open);
         let has_own_window = scopes.window_age.is_some() || scopes.window_bytes.is_some();
         let own_window = WindowLimits {
@@ -298,9 +297,8 @@ impl CachingPolicy {
             bytes: scopes.window_bytes.unwrap_or(window.bytes),
             ..window
         };
-        Retention {
-            on_demand,
-            indispensable: false,
+        ScopeOptions {
+            origin,
             derivation: match scopes.derive_json {
                 Some(false) => Derivation::None,
                 None | Some(true) => Derivation::Derived,
@@ -309,18 +307,17 @@ impl CachingPolicy {
             window: has_own_window.then_some(own_window),
             max_staleness: scopes.max_staleness,
             begins_with_any_state: false,
-            owner: None,
         }
     }
 
     /// Returns the scope of a built-in type in which the proxy may follow its objects for itself,
-    /// and its retention. `None` if there is not exactly one, or none of whole objects. `window`
+    /// and its options. `None` if there is not exactly one, or none of whole objects. `window`
     /// applies where the policy sets nothing.
     pub fn followed_scope(
         &self,
         gvr: GroupVersionResource,
         window: WindowLimits,
-    ) -> Option<(ScopeKey, Retention)> {
+    ) -> Option<(ScopeKey, ScopeOptions)> {
         let scopes = self.scope_policy(&gvr.group, &gvr.resource);
         if self.mode(&gvr) != CacheMode::Objects || scopes.on_demand().is_some() {
             return None;
@@ -329,12 +326,12 @@ impl CachingPolicy {
         let [selection] = selections.as_slice() else {
             return None;
         };
-        let retention = self.retention(&gvr, false, window);
+        let options = self.scope_options(&gvr, ScopeOrigin::Configured, window);
         // The encoding that upstream is asked for anyway, as soon as a client reads the type.
-        let (encoding, retention) = match retention.derivation {
-            Derivation::None => (Encoding::Json, retention),
+        let (encoding, options) = match options.derivation {
+            Derivation::None => (Encoding::Json, options),
             Derivation::Derived | Derivation::Source => {
-                (Encoding::Protobuf, retention.of_source(window))
+                (Encoding::Protobuf, options.of_source(window))
             }
         };
         let key = ScopeKey {
@@ -342,7 +339,7 @@ impl CachingPolicy {
             selection: Arc::clone(selection),
             representation: Representation::whole(encoding),
         };
-        Some((key, retention))
+        Some((key, options))
     }
 
     /// Returns the types whose scopes are opened at the start.

@@ -9,7 +9,7 @@ use watershed_protocol::{EventKind, FieldTable, ObjectAttributes};
 
 use super::{NodeRights, PodStore, is_over};
 use crate::access::scope_events::{self, PAUSE};
-use crate::scope::{ObjectShape, Retention, Scope, ScopeKey, Scopes};
+use crate::scope::{ObjectShape, Scope, ScopeKey, ScopeOptions, Scopes};
 use crate::store::WindowEvent;
 
 /// Follows the pods of a scope forever.
@@ -19,7 +19,7 @@ use crate::store::WindowEvent;
 pub(in crate::access) async fn follow(
     scopes: Scopes,
     key: ScopeKey,
-    retention: Retention,
+    options: ScopeOptions,
     rights: Arc<NodeRights>,
 ) {
     let Some(fields) = FieldTable::builtin(&key.gvr, true) else {
@@ -33,7 +33,7 @@ pub(in crate::access) async fn follow(
     };
     let shape = ObjectShape::new("Pod", fields);
     loop {
-        let choice = (Arc::clone(&key.selection), retention.clone());
+        let choice = (Arc::clone(&key.selection), options.clone());
         if let Ok(scope) = scopes.acquire(&key.gvr, key.representation, &shape, |_| Some(choice)) {
             while scope.wait_until_settled().await.is_ok() {
                 let store = PodStore {

@@ -9,7 +9,7 @@ use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representat
 
 use super::*;
 use crate::body;
-use crate::scope::{ObjectShape, Retention, Scope, ScopeConfig, ScopeHandle};
+use crate::scope::{ObjectShape, Scope, ScopeConfig, ScopeHandle, ScopeOptions};
 use crate::store::{Interest, SubscriptionEnd, SubscriptionStart, SubscriptionStep};
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, upstream_of};
 use crate::upstream::UpstreamClient;
@@ -78,7 +78,7 @@ async fn open<const N: usize>(scopes: &Scopes, resources: [&str; N]) -> [ScopeHa
     // All at once: a load measures the memory of the process, which is more than the limit here.
     let opened = resources.map(|resource| {
         let gvr = GroupVersionResource::new("", "v1", resource);
-        let choice = (Arc::default(), Retention::default());
+        let choice = (Arc::default(), ScopeOptions::default());
         scopes
             .acquire(&gvr, representation, &shape, |_| Some(choice))
             .unwrap()

@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
     use crate::scope::derived::printer::JsonPrinter;
-    use crate::scope::{ObjectShape, Retention, ScopeConfig, Scopes};
+    use crate::scope::{ObjectShape, ScopeConfig, ScopeOptions, Scopes};
     use crate::store::{Interest, SubscriptionStart};
     use crate::test_support::{Api, HTTP2, Pki, streamed, upstream_of};
     use crate::upstream::UpstreamClient;
@@ -296,7 +296,7 @@ mod tests {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let shape = ObjectShape::new("Pod", FieldTable::builtin(&gvr, true).unwrap());
         let representation = Representation::whole(Encoding::Json);
-        let choice = (Arc::default(), Retention::default());
+        let choice = (Arc::default(), ScopeOptions::default());
         let source = scopes
             .acquire(&gvr, representation, &shape, |_| Some(choice))
             .unwrap();

@@ -205,7 +205,7 @@ fn the_narrowest_covering_scope_is_chosen() {
 }
 
 #[test]
-fn retention_follows_the_type_or_else_all_types() {
+fn options_follow_the_type_or_else_all_types() {
     let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
     let window = WindowLimits {
         age: Duration::from_mins(5),
@@ -214,7 +214,12 @@ fn retention_follows_the_type_or_else_all_types() {
     };
     let mut policy = CachingPolicy::default();
     let kept = |policy: &CachingPolicy, resource, on_demand| {
-        let keep = policy.retention(&gvr(resource), on_demand, window);
+        let origin = if on_demand {
+            ScopeOrigin::OnDemand(None)
+        } else {
+            ScopeOrigin::Configured
+        };
+        let keep = policy.scope_options(&gvr(resource), origin, window);
         (
             keep.idle.map(|idle| idle.as_secs()),
             keep.window
@@ -272,7 +277,7 @@ fn a_type_that_is_named_so_as_not_to_be_cached_is_not_cached() {
 }
 
 #[test]
-fn a_followed_scope_has_its_types_retention_and_little_history_until_it_is_read() {
+fn a_followed_scope_has_its_types_options_and_little_history_until_it_is_read() {
     let pods = || GroupVersionResource::new("", "v1", "pods");
     let window = WindowLimits {
         age: Duration::from_mins(5),
@@ -286,24 +291,24 @@ fn a_followed_scope_has_its_types_retention_and_little_history_until_it_is_read(
         ..ScopePolicy::default()
     };
     policy.types.entry("", "pods").scope_policy = scopes;
-    let (key, retention) = policy.followed_scope(pods(), window).unwrap();
+    let (key, options) = policy.followed_scope(pods(), window).unwrap();
     assert_eq!(
         key.representation,
         Representation::whole(Encoding::Protobuf)
     );
-    assert_eq!(retention.derivation, Derivation::Source);
-    assert_eq!(retention.max_staleness, Some(Duration::from_secs(7)));
-    let history = retention.window.unwrap();
+    assert_eq!(options.derivation, Derivation::Source);
+    assert_eq!(options.max_staleness, Some(Duration::from_secs(7)));
+    let history = options.window.unwrap();
     assert_eq!(history.age, Duration::from_secs(9));
     assert!(history.bytes < window.bytes);
-    assert!(!retention.indispensable);
+    assert!(!options.origin.is_indispensable());
     // Nothing is derived from JSON, so clients share the scope as it is.
     scopes.derive_json = Some(false);
     policy.types.entry("", "pods").scope_policy = scopes;
-    let (key, retention) = policy.followed_scope(pods(), window).unwrap();
+    let (key, options) = policy.followed_scope(pods(), window).unwrap();
     assert_eq!(key.representation, Representation::whole(Encoding::Json));
-    assert_eq!(retention.derivation, Derivation::None);
-    assert_eq!(retention.window.unwrap().bytes, window.bytes);
+    assert_eq!(options.derivation, Derivation::None);
+    assert_eq!(options.window.unwrap().bytes, window.bytes);
     policy.types.entry("", "pods").mode = Some(CacheMode::Metadata);
     assert!(policy.followed_scope(pods(), window).is_none());
 }

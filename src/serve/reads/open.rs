@@ -1,5 +1,4 @@
 //! Opens the scope that answers a read.
-use std::any::Any;
 use std::sync::Arc;
 
 use watershed_protocol::{PartialFormat, Representation, ResourceVersion, TableForm, TableRequest};
@@ -7,7 +6,8 @@ use watershed_protocol::{PartialFormat, Representation, ResourceVersion, TableFo
 use crate::catalog::Catalog;
 use crate::fairness::Share;
 use crate::scope::{
-    NotAcquired, NotReady, ReadyScope, Scope, ScopeHandle, ScopeKey, ScopePhase, Scopes,
+    NotAcquired, NotReady, ReadyScope, Scope, ScopeHandle, ScopeKey, ScopeOrigin, ScopePhase,
+    ScopeShare, Scopes,
 };
 use crate::serve::plan::{ReadKind, ReadPlan, TablePlan};
 use crate::serve::policy::CachingPolicy;
@@ -178,9 +178,8 @@ impl ScopeOpener {
         let scope = self
             .scopes
             .acquire(gvr, held, &read.resource.shape, |open| {
-                let mut owner: Option<Arc<dyn Any + Send + Sync>> = None;
-                let (chosen, on_demand) = match &read.scope {
-                    ScopeChoice::Configured(chosen) => (chosen.clone(), false),
+                let (chosen, origin) = match &read.scope {
+                    ScopeChoice::Configured(chosen) => (chosen.clone(), ScopeOrigin::Configured),
                     ScopeChoice::OnDemand { asked, one, limits } => {
                         let (here, elsewhere): (Vec<_>, Vec<_>) = open.partition(|scope| {
                             scope.key.gvr == *gvr && scope.key.representation == held
@@ -192,18 +191,19 @@ impl ScopeOpener {
                             .filter(|scope| scope.condition.is_alive() && !scope.is_derived)
                             .count();
                         let chosen = limits.choose(asked, *one, &here, elsewhere)?;
-                        if !here.iter().any(|open| open.selection == chosen.selection) {
-                            owner = Some(Arc::new(share()?));
-                        }
-                        (chosen, true)
+                        let is_open = here.iter().any(|open| open.selection == chosen.selection);
+                        let share: Option<ScopeShare> = if is_open {
+                            None
+                        } else {
+                            Some(Arc::new(share()?))
+                        };
+                        (chosen, ScopeOrigin::OnDemand(share))
                     }
                 };
                 is_complete = chosen.is_complete;
-                let mut retention =
-                    self.policy
-                        .retention(gvr, on_demand, self.scopes.config().window);
-                retention.owner = owner;
-                Some((chosen.selection, retention))
+                let window = self.scopes.config().window;
+                let options = self.policy.scope_options(gvr, origin, window);
+                Some((chosen.selection, options))
             })?;
         Ok((scope, is_complete))
     }

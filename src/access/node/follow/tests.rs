@@ -76,9 +76,9 @@ impl Follower {
         let scopes = Scopes::new(client, ScopeConfig::default()).within(budget);
         let pods = GroupVersionResource::new("", "v1", "pods");
         let key = ScopeKey::everything(pods, Representation::whole(Encoding::Json));
-        let retention = Retention::default().of_source(scopes.config().window);
+        let options = ScopeOptions::default().of_source(scopes.config().window);
         let rights = Arc::new(NodeRights::new(NodeGrantMode::FollowPods, Arc::default()));
-        let follow = follow(scopes.clone(), key, retention, Arc::clone(&rights));
+        let follow = follow(scopes.clone(), key, options, Arc::clone(&rights));
         Self {
             _api: api,
             _task: AbortOnDropHandle::new(tokio::spawn(follow)),
