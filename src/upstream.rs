@@ -11,7 +11,6 @@
 //! travels without the proxy's certificate and token, or names the caller it is for. Only where the
 //! operator made all callers one with the proxy ([`ForwardIdentity::Proxy`]) it does not.
 
-mod backoff;
 mod body;
 mod class;
 mod client;
@@ -23,6 +22,7 @@ mod hop_by_hop;
 mod initial_events;
 mod list_compression;
 pub mod metrics;
+mod pacing;
 mod pool;
 mod printed_objects;
 mod probe;
@@ -44,7 +44,6 @@ mod upgrade;
 mod user_headers;
 mod via;
 
-pub use backoff::Backoff;
 pub use body::UpstreamBody;
 pub use class::ConnectionClass;
 pub use client::UpstreamClient;

@@ -11,14 +11,14 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::types::Catalog;
+use crate::backoff::PauseRange;
 use crate::scope::{REOPEN_AFTER, Scope, ScopeKey, Scopes};
 use crate::store::{Interest, Snapshot, Subscription, SubscriptionStart, SubscriptionStep};
 use crate::upstream::Stopped;
 use watershed_protocol::{Encoding, GroupVersionResource, Representation};
 
-/// First and last pause before objects that were followed are followed again. It doubles, with
-/// jitter.
-const FOLLOW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), REOPEN_AFTER);
+/// Pauses before objects that were followed are followed again. Up to a quarter of each is jitter.
+const FOLLOW_AGAIN: PauseRange = PauseRange::new(Duration::from_secs(1), REOPEN_AFTER);
 
 /// The objects that a feed follows.
 #[derive(Clone, Debug)]
@@ -227,8 +227,7 @@ impl ObjectFeed {
             Reported::Last { until, attempts } => (until, attempts + 1),
         };
         self.reported = Reported::Last { until, attempts };
-        let (first, last) = FOLLOW_AGAIN;
-        let pause = first.saturating_mul(1 << attempts.min(10)).min(last);
+        let pause = FOLLOW_AGAIN.after(attempts);
         self.state = FeedState::Waiting {
             until: now + pause.mul_f64(0.75 + fastrand::f64() / 4.0),
             stopped,

@@ -8,7 +8,8 @@ use tokio::time::{Instant, sleep_until};
 use super::discovery::{self, DiscoveredType, ReadDocuments};
 use super::discovery_error::DiscoveryError;
 use super::origin::Origins;
-use crate::upstream::{Backoff, ServedBy, UpstreamClient};
+use crate::backoff::{Backoff, PauseRange};
+use crate::upstream::{ServedBy, UpstreamClient};
 
 /// Interval between readings. Custom types are followed without waiting for it.
 pub(super) const REFRESH: Duration = Duration::from_mins(1);
@@ -26,7 +27,7 @@ const ALERT: Duration = Duration::from_mins(10);
 /// together, do not read together.
 const FIRST_OF_WELL_KNOWN: f64 = 0.1;
 /// First and longest pause after a reading that failed.
-const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+const RETRIES: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_secs(5));
 /// Longest pause where built-in types alone matter and some are known. If a right is missing, the
 /// proxies of all nodes go on asking.
 const LONGEST_OF_BUILT_IN: Duration = Duration::from_mins(5);
@@ -76,7 +77,7 @@ async fn read(
 /// Returns the longest pause between attempts, once types are known.
 fn longest_pause(needed: NeededTypes) -> Duration {
     match needed {
-        NeededTypes::All => RETRIES.1,
+        NeededTypes::All => RETRIES.longest,
         NeededTypes::BuiltIn | NeededTypes::WellKnown => LONGEST_OF_BUILT_IN,
     }
 }
@@ -137,7 +138,7 @@ impl DiscoveryReader {
             follows_services: false,
             has_aggregated: false,
             refresh: REFRESH,
-            retries: Backoff::new(RETRIES.0, RETRIES.1),
+            retries: RETRIES.backoff(),
             next: NextReading::At(Instant::now()),
             sign: None,
             last_sign: None,
@@ -225,7 +226,7 @@ impl DiscoveryReader {
 
     /// Forgets failures, once types are known.
     fn begun(&mut self) {
-        self.retries = Backoff::new(RETRIES.0, longest_pause(self.needed));
+        self.retries = PauseRange::new(RETRIES.first, longest_pause(self.needed)).backoff();
     }
 
     /// Reads everything at once. A reading that is under way does not count.
@@ -404,6 +405,6 @@ mod tests {
                 "{needed:?}"
             );
         }
-        assert_eq!(longest_pause(NeededTypes::All), RETRIES.1);
+        assert_eq!(longest_pause(NeededTypes::All), RETRIES.longest);
     }
 }

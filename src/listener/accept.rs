@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
+use crate::backoff::PauseRange;
 use crate::log_throttle::LogThrottle;
 
-/// Pause after a failed accept (no file descriptors, no memory), doubling up to the maximum.
-const BACKOFF_MIN: Duration = Duration::from_millis(5);
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// Pauses after a failed accept (no file descriptors, no memory).
+const PAUSES: PauseRange = PauseRange::new(Duration::from_millis(5), Duration::from_secs(1));
 
 /// One line stands for the failures of some seconds.
 static FAILURES: LogThrottle = LogThrottle::new(Duration::from_secs(10));
@@ -52,7 +52,7 @@ impl ConnectionSource for UnixListener {
 
 /// Waits for the next connection. No error of accept is a reason to stop serving.
 pub(super) async fn accept<L: ConnectionSource>(listener: &L) -> (L::Stream, SocketAddr) {
-    let mut backoff = BACKOFF_MIN;
+    let mut failed = 0_u32;
     loop {
         match listener.next().await {
             Ok(accepted) => return accepted,
@@ -67,8 +67,8 @@ pub(super) async fn accept<L: ConnectionSource>(listener: &L) -> (L::Stream, Soc
                          trying again"
                     );
                 }
-                tokio::time::sleep(backoff).await;
-                backoff = (backoff * 2).min(BACKOFF_MAX);
+                tokio::time::sleep(PAUSES.after(failed)).await;
+                failed = failed.saturating_add(1);
             }
         }
     }

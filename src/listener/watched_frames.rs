@@ -15,6 +15,7 @@ use super::fresh_streams::StreamRoom;
 use super::inspect::Inspect;
 use super::metrics::Cut;
 use super::request_frames::{FrameCounts, FrameReader};
+use crate::backoff::PauseRange;
 
 /// Bytes that are read at once beyond the frame that has begun. The smallest requests, which name all
 /// their fields by numbers, take some fifteen bytes, and others a few hundred.
@@ -23,8 +24,8 @@ const READ_AHEAD: usize = 512;
 const READ_LITTLE: usize = 64;
 /// Requests after which a connection's task lets others run.
 const REQUESTS_PER_TURN: u32 = 32;
-/// First and longest time after which a connection looks again if there is room for its requests.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
+/// Pauses after which a connection looks again if there is room for its requests.
+const PAUSES: PauseRange = PauseRange::new(Duration::from_millis(2), Duration::from_millis(64));
 /// SETTINGS frames that a client may send within [`COUNTED_TIME`]. Usual ones send one or two in all.
 const MAX_SETTINGS: u32 = 100;
 /// PING and PRIORITY frames that it may send within that time. Usual ones send a few pings a second at most, and
@@ -41,8 +42,8 @@ pub(super) struct WatchedFrames {
     turn: (u64, FrameCounts),
     settings: FrameRate,
     pings: FrameRate,
-    /// Set while there is no room for further requests, with its length.
-    pause: Option<(Pin<Box<Sleep>>, Duration)>,
+    /// Set while there is no room for further requests, with the number of pauses before it.
+    pause: Option<(Pin<Box<Sleep>>, u32)>,
 }
 
 /// Frames of a kind that came of late.
@@ -126,11 +127,11 @@ impl Inspect for WatchedFrames {
                 StreamRoom::Enough => (READ_AHEAD, REQUESTS_PER_TURN),
                 StreamRoom::Little => (READ_LITTLE, 1),
                 StreamRoom::None => {
-                    let first = || (Box::pin(sleep(PAUSES.0)), PAUSES.0);
-                    let (pause, length) = self.pause.get_or_insert_with(first);
+                    let first = || (Box::pin(sleep(PAUSES.after(0))), 0);
+                    let (pause, before) = self.pause.get_or_insert_with(first);
                     ready!(pause.as_mut().poll(context));
-                    *length = (*length * 2).min(PAUSES.1);
-                    pause.as_mut().reset(Instant::now() + *length);
+                    *before = before.saturating_add(1);
+                    pause.as_mut().reset(Instant::now() + PAUSES.after(*before));
                     continue;
                 }
             };
@@ -229,7 +230,7 @@ mod tests {
         let mut waiting = [fresh(), fresh()];
         for _ in 0..3 {
             assert_eq!(turn(&activity, &mut requests), 0);
-            tokio::time::advance(PAUSES.1).await;
+            tokio::time::advance(PAUSES.longest).await;
         }
         waiting[0].begun();
         assert!(turn(&activity, &mut requests) > 0);
@@ -237,7 +238,7 @@ mod tests {
         let _more = RunningRequest::new(&activity).counted(8_000);
         assert_eq!(turn(&activity, &mut requests), 0);
         activity.set_known();
-        tokio::time::advance(PAUSES.1).await;
+        tokio::time::advance(PAUSES.longest).await;
         assert!(turn(&activity, &mut requests) > 0, "strangers do not count");
     }
 
@@ -255,7 +256,7 @@ mod tests {
         let mut first = RunningRequest::new(&one).counted(10_000);
         assert_eq!(turn(&one, &mut requests), 0);
         first.begun();
-        tokio::time::advance(PAUSES.1).await;
+        tokio::time::advance(PAUSES.longest).await;
         assert!(turn(&one, &mut requests) > 0);
     }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::upstream::{AnswerError, Backoff};
+use crate::backoff::{Backoff, PauseRange};
+use crate::upstream::AnswerError;
 
 /// First and longest pause. Most refusals pass soon, and so does a connection that was cut.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -27,7 +28,7 @@ struct RefusalState {
 impl Default for RefusedQuestions {
     fn default() -> Self {
         Self(Mutex::new(RefusalState {
-            pauses: Backoff::new(PAUSES.0, PAUSES.1),
+            pauses: PauseRange::new(PAUSES.0, PAUSES.1).backoff(),
             until: None,
         }))
     }

@@ -18,7 +18,8 @@ use watershed_protocol::{GroupVersionResource, ResourceVersion, Selection};
 use super::cached::Scope;
 use super::registry::Scopes;
 use super::timeline::{NewestVersion, RollbackEvidence, Timeline};
-use crate::upstream::{AnswerError, Backoff, Probe, in_time};
+use crate::backoff::PauseRange;
+use crate::upstream::{AnswerError, Probe, in_time};
 use progress::{NameOfType, NewestVersions, UpstreamProgress};
 
 /// Timeout of a question.
@@ -37,7 +38,7 @@ pub async fn watch_for_rollbacks(scopes: Scopes) {
     let interval = scopes.config().rollback_check;
     let timeline = scopes.timeline().clone();
     let mut monitor = RollbackMonitor::new(scopes);
-    let mut retries = Backoff::new(RETRY, interval);
+    let mut retries = PauseRange::new(RETRY, interval).backoff();
     // Proxies that started together must not ask together.
     let mut wait = interval.mul_f64(fastrand::f64());
     let (mut occasion, mut has_failed, mut is_first) = (Occasion::Due, false, true);

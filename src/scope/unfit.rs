@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::key::ScopeKey;
+use crate::backoff::PauseRange;
 use crate::budget::{DoesNotFit, SizeSource};
 
-/// First and longest pause before another attempt. It doubles with each one that fails.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
+/// Pauses before another attempt.
+const PAUSES: PauseRange = PauseRange::new(Duration::from_secs(5), Duration::from_mins(5));
 /// Longest pause where a scope needs no more than an eighth of the free memory. It was not this one that
 /// took the memory before.
 const LONGEST_WITH_PLENTY: Duration = Duration::from_secs(30);
@@ -34,7 +35,8 @@ struct UnfitScope {
     since: Instant,
     /// The moment of the first estimate, if all that is known of its size is estimates.
     estimated: Option<Instant>,
-    pause: Duration,
+    /// Attempts in a row before this one that did not fit either.
+    failures: u32,
     /// The moment at which it was loaded after all.
     loaded: Option<Instant>,
 }
@@ -44,20 +46,20 @@ impl UnfitScopes {
     pub(super) fn add(&self, key: ScopeKey, size: DoesNotFit, now: Instant) {
         let mut known = self.0.lock();
         let before = known.get(&key).filter(|before| !before.fits_well(now));
-        let pause = before.map_or(PAUSES.0, |before| (before.pause * 2).min(PAUSES.1));
+        let failures = before.map_or(0, |before| before.failures.saturating_add(1));
         let estimated = match size.known_by {
             SizeSource::Estimate => before.map_or(Some(now), |before| before.estimated),
             SizeSource::Load => None,
         };
         if known.len() >= MAX_REMEMBERED {
-            known.retain(|_, scope| now.saturating_duration_since(scope.since) < PAUSES.1);
+            known.retain(|_, scope| now.saturating_duration_since(scope.since) < PAUSES.longest);
         }
         if known.len() < MAX_REMEMBERED || known.contains_key(&key) {
             let scope = UnfitScope {
                 needed: size.needed,
                 since: now,
                 estimated,
-                pause,
+                failures,
                 loaded: None,
             };
             known.insert(key, scope);
@@ -75,14 +77,17 @@ impl UnfitScopes {
         };
         let passed = now.saturating_duration_since(scope.since);
         let has_plenty = scope.needed <= free / PLENTY_DIVISOR;
+        let pause = PAUSES.after(scope.failures);
         let pause = if has_plenty {
-            scope.pause.min(LONGEST_WITH_PLENTY)
+            pause.min(LONGEST_WITH_PLENTY)
         } else {
-            scope.pause
+            pause
         };
         let fits = scope.needed <= free;
         let is_doubtful = scope.needed / DOUBTFUL <= free && scope.is_estimate_doubted(now);
-        scope.loaded.is_some() || passed >= PAUSES.1 || (passed >= pause && (fits || is_doubtful))
+        scope.loaded.is_some()
+            || passed >= PAUSES.longest
+            || (passed >= pause && (fits || is_doubtful))
     }
 
     /// Returns `true` if a scope has not fit for so long that its size is tried, not estimated.
@@ -90,7 +95,7 @@ impl UnfitScopes {
         let known = self.0.lock();
         known.get(key).is_some_and(|scope| {
             let passed = now.saturating_duration_since(scope.since);
-            passed >= PAUSES.1 || scope.is_estimate_doubted(now)
+            passed >= PAUSES.longest || scope.is_estimate_doubted(now)
         })
     }
 
@@ -112,7 +117,7 @@ impl UnfitScope {
 
     fn fits_well(&self, now: Instant) -> bool {
         self.loaded
-            .is_some_and(|at| now.saturating_duration_since(at) >= PAUSES.1)
+            .is_some_and(|at| now.saturating_duration_since(at) >= PAUSES.longest)
     }
 }
 
@@ -212,7 +217,7 @@ mod tests {
             unfit.add(key(&format!("t{number}")), loaded(1), start);
         }
         assert_eq!(unfit.0.lock().len(), MAX_REMEMBERED);
-        unfit.add(key("later"), loaded(1), start + PAUSES.1);
+        unfit.add(key("later"), loaded(1), start + PAUSES.longest);
         assert_eq!(unfit.0.lock().len(), 1);
     }
 }

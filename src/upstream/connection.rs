@@ -19,6 +19,7 @@ use super::error::UpstreamError;
 use super::release::{KnownRelease, Release};
 use super::server::Upstream;
 use super::traffic::OpenConnection;
+use crate::backoff::PauseRange;
 use crate::body::Body;
 use crate::headers::VIA;
 use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream};
@@ -66,6 +67,10 @@ const MAX_CANCELLED: usize = 1000;
 
 /// Bytes of a request's body that are buffered while upstream does not read them.
 const SEND_BUFFER: usize = 128 * 1024;
+
+/// Pauses between checks for the peer's settings. hyper does not report their arrival.
+const LIMIT_POLLS: PauseRange =
+    PauseRange::new(Duration::from_micros(200), Duration::from_millis(20));
 
 /// A connection of either protocol.
 pub(super) enum HttpConnection {
@@ -230,20 +235,21 @@ async fn wait_for_peer_limit(
     driver: &mut Http2Driver,
     address: &Address,
 ) -> Result<usize, UpstreamError> {
-    // hyper does not report when the peer's settings arrive: poll for them in growing steps.
     let deadline = Instant::now() + CONNECT_TIMEOUT;
-    let mut pause = Duration::from_micros(200);
+    let mut polls = 0_u32;
     while driver.current_max_send_streams() == 0 {
         match poll_fn(|cx| Poll::Ready(Pin::new(&mut *driver).poll(cx))).await {
             Poll::Ready(Err(error)) => return Err(handshake_failed(address, error)),
-            Poll::Pending if Instant::now() <= deadline => tokio::time::sleep(pause).await,
+            Poll::Pending if Instant::now() <= deadline => {
+                tokio::time::sleep(LIMIT_POLLS.after(polls)).await;
+            }
             Poll::Ready(Ok(())) | Poll::Pending => {
                 return Err(UpstreamError::NoStreams {
                     address: address.clone(),
                 });
             }
         }
-        pause = (pause * 2).min(Duration::from_millis(20));
+        polls = polls.saturating_add(1);
     }
     Ok(driver.current_max_send_streams())
 }

@@ -15,20 +15,20 @@ use watershed_protocol::{
     Encoding, GroupVersionResource, Malformed, Selection, TableForm, TablePrinter, WireFormat,
 };
 
-use super::backoff::Backoff;
 use super::read::whole;
 use super::release::Release;
 use super::release_probe::{check_release, release_of};
 use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient, in_time};
+use crate::backoff::{Backoff, PauseRange};
 use crate::log_throttle::LogThrottle;
 
 /// Rows that are compared.
 const SAMPLE: usize = 10;
 /// Time for which a form holds. Then other objects are compared.
 const HOLDS: Duration = Duration::from_mins(10);
-/// First and longest pause after a question that did not bring a form. A changed definition takes a
+/// Pauses after a question that did not bring a form. A changed definition takes a
 /// moment to reach all servers.
-const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(10));
+const RETRIES: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_mins(10));
 /// Longest pause after a question without an answer, which says nothing of the form.
 const UNANSWERED: Duration = Duration::from_secs(15);
 /// Timeout of the answer.
@@ -112,7 +112,7 @@ impl TableForms {
             uri,
             known: Mutex::new(KnownForm {
                 result: None,
-                retries: Backoff::new(RETRIES.0, RETRIES.1),
+                retries: RETRIES.backoff(),
                 forgotten: 0,
             }),
             asking: tokio::sync::Mutex::default(),

@@ -25,6 +25,7 @@ const CRATES: &[&str] = &[
 const MAY_USE: &[(&str, &[&str])] = &[
     ("metric", &[]),
     ("budget", &["metric"]),
+    ("backoff", &[]),
     ("body", &[]),
     ("drain", &[]),
     ("fairness", &["budget", "metric"]),
@@ -35,6 +36,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "listener",
         &[
+            "backoff",
             "body",
             "budget",
             "drain",
@@ -47,6 +49,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "upstream",
         &[
+            "backoff",
             "body",
             "budget",
             "fairness",
@@ -60,7 +63,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("watcher", &["store", "work"]),
     (
         "scope",
-        &["store", "upstream", "watcher", "budget", "metric", "work"],
+        &[
+            "store", "upstream", "watcher", "backoff", "budget", "metric", "work",
+        ],
     ),
     (
         "catalog",
@@ -68,6 +73,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "store",
             "upstream",
             "scope",
+            "backoff",
             "body",
             "log_throttle",
             "metric",
@@ -98,6 +104,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "store",
             "upstream",
             "watcher",
+            "backoff",
             "metric",
             "shared_calls",
             "work",

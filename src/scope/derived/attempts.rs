@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::upstream::Backoff;
+use crate::backoff::{Backoff, PauseRange};
 
-/// First and longest pause after an attempt without a result.
-const RETRIES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Pauses after an attempt without a result.
+const RETRIES: PauseRange = PauseRange::new(Duration::from_millis(200), Duration::from_secs(5));
 /// Checks without an answer after which the derivation ends.
 const MAX_FAILURES: u32 = 5;
 
@@ -20,7 +20,7 @@ pub(super) struct Attempts {
 impl Attempts {
     pub(super) fn new() -> Self {
         Self {
-            pauses: Backoff::new(RETRIES.0, RETRIES.1),
+            pauses: RETRIES.backoff(),
             failures: 0,
             next: None,
         }

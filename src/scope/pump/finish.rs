@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
+use crate::backoff::PauseRange;
 use crate::store::{StoreReader, UnfinishedVersion};
-use crate::upstream::{Backoff, Probe};
+use crate::upstream::Probe;
 
-/// Time for the other deletions of the version, or a later event, to arrive. Then upstream is
-/// asked.
-const IN_TRANSIT: Duration = Duration::from_millis(200);
+/// Pauses before a question. The first one is the time for the other deletions of the version, or a
+/// later event, to arrive.
+const PAUSES: PauseRange = PauseRange::new(Duration::from_millis(200), Duration::from_secs(30));
 /// Timeout of a question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest pause between two questions. They begin at [`IN_TRANSIT`].
-const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Asks upstream, while a version is unfinished, how many objects it has at that version. Returns
 /// its answer once these are all that are left here. Waits forever while no version is unfinished.
@@ -25,7 +24,7 @@ pub(super) async fn ask_upstream(reader: &StoreReader, probe: Option<&Probe>) ->
     let Some(probe) = probe else {
         return pending().await;
     };
-    let mut backoff = Backoff::new(IN_TRANSIT, MAX_PAUSE);
+    let mut backoff = PAUSES.backoff();
     loop {
         let Some(UnfinishedVersion { version, objects }) = reader.unfinished() else {
             return pending().await;

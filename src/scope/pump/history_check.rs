@@ -6,16 +6,17 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use watershed_protocol::ResourceVersion;
 
+use crate::backoff::PauseRange;
 use crate::scope::cached::Scope;
 use crate::store::Snapshot;
-use crate::upstream::{AnswerError, Backoff, Probe, ProbeList, in_time};
+use crate::upstream::{AnswerError, Probe, ProbeList, in_time};
 
 /// Number of objects that are compared. Of a larger type, these are the first.
 const SAMPLE: usize = 500;
 /// Timeout of a comparison.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// First and longest pause after a comparison that failed.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Pauses after a comparison that failed.
+const PAUSES: PauseRange = PauseRange::new(Duration::from_millis(200), Duration::from_secs(5));
 /// Time after which the attempts end: upstream cannot be compared with.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -36,7 +37,7 @@ pub(super) async fn find_out(
     probe: Probe,
     is_upstreams: bool,
 ) -> HistoryVerdict {
-    let (mut backoff, began) = (Backoff::new(PAUSES.0, PAUSES.1), Instant::now());
+    let (mut backoff, began) = (PAUSES.backoff(), Instant::now());
     loop {
         let error = match ask(&scope, &probe, is_upstreams).await {
             Ok(verdict) => return verdict,

@@ -13,29 +13,30 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::collect::stored_object;
+use crate::backoff::{Backoff, PauseRange};
 use crate::budget::{MemoryBudget, MemoryLoad};
 use crate::scope::cached::ObjectsPrint;
 use crate::store::{ObjectPeek, StoreReader, StoredObject};
 use crate::upstream::{
-    AnswerError, Backoff, PrintedForm, PrintedObjects, ReflectorTarget, Release, ServedBy,
-    UpstreamClient, release_of,
+    AnswerError, PrintedForm, PrintedObjects, ReflectorTarget, Release, ServedBy, UpstreamClient,
+    release_of,
 };
 
 /// Scopes that learn at a time. A server that has just started serves them all.
 pub(super) const LEARNERS: usize = 4;
-/// First and longest pause after a question for the release that was not answered.
-const QUESTIONS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
-/// First and longest pause after a reading of all objects that failed. It costs more than a question.
-const REREADINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
-/// First and longest pause before a watch is opened again because its server cannot be asked. Behind a
+/// Pauses after a question for the release that was not answered.
+const QUESTIONS: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_secs(15));
+/// Pauses after a reading of all objects that failed. It costs more than a question.
+const REREADINGS: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_mins(5));
+/// Pauses before a watch is opened again because its server cannot be asked. Behind a
 /// gateway that ends each connection after its first request, none can.
 /// An API server's watches end about as often as the longest.
-const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_hours(1));
+const REOPENINGS: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_hours(1));
 /// Servers in a row that cannot be asked after which a restored state waits no longer.
 const MAX_REOPENINGS: u32 = 4;
-/// First and longest pause between two readings of a scope. A load balancer before two releases
+/// Pauses between two readings of a scope. A load balancer before two releases
 /// may lead each watch to the other one.
-const READINGS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(5));
+const READINGS: PauseRange = PauseRange::new(Duration::from_secs(2), Duration::from_mins(5));
 /// Readings with this many pauses between them are not the same upgrade.
 const APART: u32 = 4;
 
@@ -105,7 +106,8 @@ struct Reprints {
 #[derive(Debug, Default)]
 struct ReadingPace {
     last: Option<Instant>,
-    pause: Duration,
+    /// Readings in a row before the last one, each soon after the one before it.
+    before: u32,
 }
 
 /// A comparison of the objects in memory with those of the followed server.
@@ -130,7 +132,7 @@ impl ReleaseLearner {
             context,
             printed: PrintedBy::Unknown,
             pace: ReadingPace::default(),
-            reopenings: Backoff::new(REOPENINGS.0, REOPENINGS.1),
+            reopenings: REOPENINGS.backoff(),
             unlearned: None,
             job: None,
         }
@@ -273,7 +275,7 @@ impl ReleaseComparison {
         if let Some(moment) = self.not_before {
             sleep_until(moment).await;
         }
-        let mut pauses = Backoff::new(REREADINGS.0, REREADINGS.1);
+        let mut pauses = REREADINGS.backoff();
         let read = loop {
             let permit = self.context.learners.acquire().await;
             let read = self.read().await;
@@ -353,19 +355,18 @@ impl From<Unaskable> for LearnedRelease {
 impl ReadingPace {
     /// Returns the earliest moment of the next reading; `None` if it may begin at once.
     fn next(&self) -> Option<Instant> {
-        self.last.map(|last| last + self.pause)
+        self.last.map(|last| last + READINGS.after(self.before))
     }
 
     /// Notes a reading.
     fn read(&mut self) {
         let now = Instant::now();
-        let is_again = self
-            .last
-            .is_some_and(|last| now - last < self.pause * APART);
-        self.pause = if is_again {
-            (self.pause * 2).min(READINGS.1)
+        let pause = READINGS.after(self.before);
+        let is_again = self.last.is_some_and(|last| now - last < pause * APART);
+        self.before = if is_again {
+            self.before.saturating_add(1)
         } else {
-            READINGS.0
+            0
         };
         self.last = Some(now);
     }
@@ -378,7 +379,7 @@ async fn release_when_answered(
     server: &ServedBy,
     patience: Duration,
 ) -> Result<Option<Release>, Unaskable> {
-    let mut pauses = Backoff::new(QUESTIONS.0, QUESTIONS.1);
+    let mut pauses = QUESTIONS.backoff();
     loop {
         match release_of(client, server).await {
             Ok(release) => return Ok(release),
@@ -504,6 +505,6 @@ mod tests {
         // Another upgrade, the next day.
         tokio::time::advance(Duration::from_hours(24)).await;
         pace.read();
-        assert_eq!(pace.next(), Some(Instant::now() + READINGS.0));
+        assert_eq!(pace.next(), Some(Instant::now() + READINGS.first));
     }
 }

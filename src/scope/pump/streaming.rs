@@ -5,11 +5,12 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
 use tokio::time::{Instant, sleep_until};
 
-use crate::upstream::{AnswerError, Backoff, InitialEventsAnswer, InitialEventsProbe, ServedBy};
+use crate::backoff::{Backoff, PauseRange};
+use crate::upstream::{AnswerError, InitialEventsAnswer, InitialEventsProbe, ServedBy};
 
-/// First and longest pause between questions. A release that does not stream is asked rarely: when
+/// Pauses between questions. A release that does not stream is asked rarely: when
 /// upstream is upgraded, the scope's watch breaks, and the next question is soon.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
+const PAUSES: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_mins(5));
 
 /// Asks upstream until it streams initial events.
 ///
@@ -37,7 +38,7 @@ impl StreamingLearner {
         Self {
             probe,
             streams: false,
-            pauses: Backoff::new(PAUSES.0, PAUSES.1),
+            pauses: PAUSES.backoff(),
             state: LearnerState::Settled,
         }
     }

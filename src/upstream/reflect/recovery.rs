@@ -5,20 +5,21 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use crate::upstream::backoff::{Backoff, Pacing};
+use crate::backoff::{Backoff, PauseRange};
+use crate::upstream::pacing::Pacing;
 use watershed_connect::Address;
 
-/// First and longest pause between attempts.
-const ATTEMPTS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Pauses between attempts.
+const ATTEMPTS: PauseRange = PauseRange::new(Duration::from_millis(200), Duration::from_secs(5));
 /// Time over which lists are spread after an outage.
 const SPREAD: Duration = Duration::from_secs(1);
 /// Least pause between attempts to connect, and the time over which they are spread, once somebody
 /// has connected.
 const CONNECTED: Duration = Duration::from_millis(200);
-/// First and longest pause between lists, and after answers that cannot be read.
-const LISTS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Longest pause between the lists that follow a change of the schema.
-const LONGEST_REBUILT: Duration = Duration::from_secs(5);
+/// Pauses between lists, and after answers that cannot be read.
+const LISTS: PauseRange = PauseRange::new(Duration::from_millis(500), Duration::from_secs(30));
+/// Pauses between the lists that follow a change of the schema.
+const REBUILT_LISTS: PauseRange = PauseRange::new(LISTS.first, Duration::from_secs(5));
 /// Time after which bad answers of one kind in a row are not expected to pass.
 const LASTING: Duration = Duration::from_secs(30);
 /// Bad answers within that time that show it. A pair with a long silence between them does not.
@@ -127,8 +128,8 @@ pub(super) enum Route {
 impl Recovery {
     pub(super) fn new() -> Self {
         Self {
-            attempts: Backoff::new(ATTEMPTS.0, ATTEMPTS.1),
-            lists: Pacing::new(LISTS.0, LISTS.1),
+            attempts: ATTEMPTS.backoff(),
+            lists: Pacing::new(LISTS),
             rebuilt_lists: Self::after_schema_change(),
             expirations: 0,
             bad_answers: 0,
@@ -319,7 +320,7 @@ impl Recovery {
     }
 
     fn after_schema_change() -> Pacing {
-        Pacing::new(LISTS.0, LONGEST_REBUILT)
+        Pacing::new(REBUILT_LISTS)
     }
 
     /// Notes that the schema changed.
@@ -450,7 +451,7 @@ mod tests {
         recovery.list_again();
         recovery.back_off();
         recovery.wait().await;
-        let longest = 2 * CONNECTED + SPREAD + LISTS.0;
+        let longest = 2 * CONNECTED + SPREAD + LISTS.first;
         assert!(up.elapsed() <= longest, "{:?}", up.elapsed());
     }
 
@@ -475,7 +476,7 @@ mod tests {
             longest = longest.max(waits(&mut recovery).await);
         }
         assert!(
-            longest >= LISTS.0 && longest <= LONGEST_REBUILT,
+            longest >= LISTS.first && longest <= REBUILT_LISTS.longest,
             "{longest:?}"
         );
         recovery.schema_changed();
@@ -496,7 +497,11 @@ mod tests {
             recovery.back_off();
             recovery.wait().await;
         }
-        assert!(began.elapsed() > 5 * ATTEMPTS.1, "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() > 5 * ATTEMPTS.longest,
+            "{:?}",
+            began.elapsed()
+        );
     }
 
     #[tokio::test(start_paused = true)]
