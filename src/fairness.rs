@@ -5,5 +5,5 @@ mod queue;
 mod shares;
 
 pub use caller_key::CallerKey;
-pub use queue::{FairQueue, QueueTurn};
+pub use queue::{FairQueue, QueueTurn, Seats};
 pub use shares::{Share, ShareLimits, Shares};

@@ -12,6 +12,15 @@ use super::caller_key::CallerKey;
 /// Number of callers from which on those without work are forgotten.
 const MANY_CALLERS: usize = 1024;
 
+/// Pieces of work that may run at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seats {
+    /// Those of all callers together.
+    pub all: usize,
+    /// Those of each caller.
+    pub each: usize,
+}
+
 /// Bounds the work that runs at a time, of all callers and of each.
 ///
 /// Only as much work of a caller as may run at a time competes with that of others, which get
@@ -45,11 +54,11 @@ impl QueueTurn {
 }
 
 impl FairQueue {
-    /// Creates a queue for this much work at a time, of all callers and of each.
-    pub fn new(all: usize, each: usize) -> Self {
+    /// Creates a queue for this much work at a time.
+    pub fn new(seats: Seats) -> Self {
         Self {
-            all: Arc::new(Semaphore::new(all)),
-            each,
+            all: Arc::new(Semaphore::new(seats.all)),
+            each: seats.each,
             callers: Mutex::new(QueueCallers {
                 own: HashMap::new(),
                 sweep_at: MANY_CALLERS,
@@ -96,7 +105,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_caller_with_much_work_delays_no_other() {
-        let queue = FairQueue::new(4, 2);
+        let queue = FairQueue::new(Seats { all: 4, each: 2 });
         let running = [queue.turn(user(0)).await, queue.turn(user(0)).await];
         let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(queue.turn(user(0)))).collect();
         for turn in &mut waiting {
@@ -117,7 +126,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_turn_that_does_not_come_is_given_up_and_holds_nobody_up() {
-        let queue = FairQueue::new(1, 1);
+        let queue = FairQueue::new(Seats { all: 1, each: 1 });
         let wait = Duration::from_secs(15);
         let running = queue.turn_within(user(0), wait).await;
         assert!(running.is_some());
@@ -130,7 +139,10 @@ mod tests {
 
     #[tokio::test]
     async fn callers_without_work_are_forgotten() {
-        let queue = FairQueue::new(10_000, 1);
+        let queue = FairQueue::new(Seats {
+            all: 10_000,
+            each: 1,
+        });
         let busy = queue.turn(user(usize::MAX)).await;
         for number in 0..10 * MANY_CALLERS {
             drop(queue.turn(user(number)).await);

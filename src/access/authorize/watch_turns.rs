@@ -5,13 +5,12 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use crate::access::identity::Identity;
-use crate::fairness::{CallerKey, FairQueue, QueueTurn};
+use crate::fairness::{CallerKey, FairQueue, QueueTurn, Seats};
 
-/// Concurrent reviews for open watches. With [`PACE`] they make some two thousand reviews a second at
-/// most, for any number of watches.
-const TURNS: usize = 16;
-/// Those of one user: a change that concerns thousands of watches of a tenant delays no other's.
-const TURNS_OF_A_USER: usize = 8;
+/// Concurrent reviews for open watches, of all users and of each. With [`PACE`] they make some two thousand
+/// reviews a second at most, for any number of watches. A change that concerns thousands of watches of a
+/// tenant delays no other's.
+const TURNS: Seats = Seats { all: 16, each: 8 };
 /// Shortest time for which a review takes a turn.
 const PACE: Duration = Duration::from_millis(8);
 /// Longest time after that: a review that hangs holds up the others for no longer.
@@ -35,7 +34,7 @@ pub(super) struct WatchReview {
 impl Default for WatchTurns {
     fn default() -> Self {
         Self {
-            queue: FairQueue::new(TURNS, TURNS_OF_A_USER),
+            queue: FairQueue::new(TURNS),
         }
     }
 }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::access::error::ReviewError;
 use crate::access::identity::Identity;
-use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, Shares};
+use crate::fairness::{CallerKey, FairQueue, QueueTurn, Seats, Share, Shares};
 use crate::headers::{field_memory, target_memory};
 use hanging_callers::HangingCallers;
 
@@ -24,12 +24,12 @@ mod hanging_callers;
 ///
 /// With two milliseconds for a review, a user gets 32,000 a second: the nodes of a fleet are often
 /// one user.
-const KNOWN: [usize; 2] = [128, 64];
+const KNOWN: Seats = Seats { all: 128, each: 64 };
 /// Concurrent reviews of the tokens of such callers, of all and of each. They have places of their own: a
 /// webhook that hangs when it is asked for accesses answers for tokens, or is not asked.
-const KNOWN_TOKENS: [usize; 2] = [64, 32];
+const KNOWN_TOKENS: Seats = Seats { all: 64, each: 32 };
 /// Concurrent reviews of unknown tokens, of all addresses and of each.
-const UNKNOWN: [usize; 2] = [64, 16];
+const UNKNOWN: Seats = Seats { all: 64, each: 16 };
 /// Time after which a review is late: it leaves its place to the reviews of others. A verdict takes
 /// milliseconds.
 pub(in crate::access) const LATE: Duration = Duration::from_secs(1);
@@ -39,14 +39,14 @@ const HANGS: Duration = Duration::from_secs(4);
 /// Concurrent reviews that hang, of known callers and of each. Each has two seats, as it was sent twice.
 /// Together with those of limited callers they leave a part of the 66 seats that the flow control which comes
 /// with the proxy has.
-const HANGING_KNOWN: [usize; 2] = [12, 4];
+const HANGING_KNOWN: Seats = Seats { all: 12, each: 4 };
 /// The same of tokens, known or unknown, of all users or addresses and of each.
-const HANGING_TOKENS: [usize; 2] = [8, 4];
+const HANGING_TOKENS: Seats = Seats { all: 8, each: 4 };
 /// Concurrent reviews of known callers that are limited as theirs hang, of all and of each. They are given up
 /// when they are late, unless they find a place among those that hang.
-const LIMITED_KNOWN: [usize; 2] = [20, 2];
+const LIMITED_KNOWN: Seats = Seats { all: 20, each: 2 };
 /// The same of tokens, known or unknown, of all users or addresses and of each.
-const LIMITED_TOKENS: [usize; 2] = [8, 4];
+const LIMITED_TOKENS: Seats = Seats { all: 8, each: 4 };
 /// Interval at which the reviews that wait for a limited caller's turn see if the caller still is.
 const LIMIT_CHECK: Duration = Duration::from_millis(250);
 /// Longest wait of a known caller's request for a place.
@@ -117,6 +117,14 @@ impl ReviewTurn {
     }
 }
 
+/// Numbers of places for reviews of one kind.
+#[derive(Clone, Copy, Debug)]
+struct LaneSeats {
+    prompt: Seats,
+    limited: Seats,
+    hanging: Seats,
+}
+
 /// The places for reviews of one kind.
 #[derive(Debug)]
 struct ReviewLane {
@@ -129,13 +137,13 @@ struct ReviewLane {
 }
 
 impl ReviewLane {
-    fn new(prompt: [usize; 2], limited: [usize; 2], hanging: [usize; 2]) -> Arc<Self> {
-        let queue = |[all, each]: [usize; 2]| FairQueue::new(all, each);
+    fn new(seats: LaneSeats) -> Arc<Self> {
+        let hanging = seats.hanging;
         Arc::new(Self {
-            prompt: queue(prompt),
-            limited: queue(limited),
-            hanging: queue(hanging),
-            callers: HangingCallers::new(hanging[0] * 2 / 3, hanging[1]),
+            prompt: FairQueue::new(seats.prompt),
+            limited: FairQueue::new(seats.limited),
+            hanging: FairQueue::new(hanging),
+            callers: HangingCallers::new(hanging.all * 2 / 3, hanging.each),
         })
     }
 
@@ -191,9 +199,21 @@ pub(in crate::access) struct ReviewQueues {
 impl Default for ReviewQueues {
     fn default() -> Self {
         Self {
-            known: ReviewLane::new(KNOWN, LIMITED_KNOWN, HANGING_KNOWN),
-            known_tokens: ReviewLane::new(KNOWN_TOKENS, LIMITED_TOKENS, HANGING_TOKENS),
-            unknown: ReviewLane::new(UNKNOWN, LIMITED_TOKENS, HANGING_TOKENS),
+            known: ReviewLane::new(LaneSeats {
+                prompt: KNOWN,
+                limited: LIMITED_KNOWN,
+                hanging: HANGING_KNOWN,
+            }),
+            known_tokens: ReviewLane::new(LaneSeats {
+                prompt: KNOWN_TOKENS,
+                limited: LIMITED_TOKENS,
+                hanging: HANGING_TOKENS,
+            }),
+            unknown: ReviewLane::new(LaneSeats {
+                prompt: UNKNOWN,
+                limited: LIMITED_TOKENS,
+                hanging: HANGING_TOKENS,
+            }),
             unknown_waiting: Shares::bounded(UNKNOWN_BYTES),
             impersonation_waiting: Shares::bounded(IMPERSONATION_BYTES),
         }
@@ -371,10 +391,10 @@ mod tests {
         let ends = join_all((0..1_000).map(|_| hanging.review("stuck"))).await;
         assert!(begun.elapsed() <= 2 * KNOWN_WAIT + 2 * LATE);
         let late = |end: &&Result<(), _>| matches!(end, Err(ReviewError::Late(_)));
-        assert_eq!(ends.iter().filter(late).count(), HANGING_KNOWN[1]);
+        assert_eq!(ends.iter().filter(late).count(), HANGING_KNOWN.each);
         let most = hanging.most.get();
         assert!(
-            most <= KNOWN[1] + LIMITED_KNOWN[1] + HANGING_KNOWN[1],
+            most <= KNOWN.each + LIMITED_KNOWN.each + HANGING_KNOWN.each,
             "{most}"
         );
     }
@@ -411,7 +431,7 @@ mod tests {
             };
             turn.run(review).await
         };
-        let ends = join_all((0..2 * KNOWN[1]).map(|_| slow())).await;
+        let ends = join_all((0..2 * KNOWN.each).map(|_| slow())).await;
         assert!(ends.iter().all(Result::is_ok));
     }
 
@@ -459,6 +479,6 @@ mod tests {
             () = others => {}
         }
         let most = hanging.most.get();
-        assert!(most <= LIMITED_KNOWN[0] + HANGING_KNOWN[0], "{most}");
+        assert!(most <= LIMITED_KNOWN.all + HANGING_KNOWN.all, "{most}");
     }
 }

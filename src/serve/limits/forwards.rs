@@ -8,7 +8,7 @@ use watershed_protocol::Status;
 use super::exceeded::LimitExceeded;
 use super::limit::Limit;
 use crate::access::{Authenticated, Identity};
-use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share};
+use crate::fairness::{CallerKey, FairQueue, QueueTurn, Seats, Share};
 use crate::serve::exchange::Exchange;
 use crate::serve::policy::UserLimits;
 use crate::serve::unanswered::Refusal;
@@ -22,7 +22,7 @@ const ALL_TUNNELS: u64 = 4_096;
 /// Forwarded requests at a time, of all unknown callers. They count by address.
 const UNKNOWN_REQUESTS: u64 = 4_096;
 /// Requests of unknown callers that wait for upstream's answer, of all and of each address.
-const UNKNOWN_TURNS: [usize; 2] = [64, 16];
+const UNKNOWN_TURNS: Seats = Seats { all: 64, each: 16 };
 /// Longest wait of such a request for its turn, as in kube-apiserver's queues.
 /// Source: `apiserver/pkg/server/config.go` (a quarter of the request timeout).
 const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
@@ -65,7 +65,6 @@ impl ForwardLimits {
         let of_unknown = UNKNOWN_TUNNELS.min(tunnels / UNKNOWN_DIVISOR).max(1);
         let of_known = ALL_TUNNELS.min(tunnels.saturating_sub(of_unknown)).max(1);
         let limit = |exceeded, all, each: u32| Limit::new(exceeded, all, each.into());
-        let [all, each] = UNKNOWN_TURNS;
         Self {
             forwarder,
             requests: limit(LimitExceeded::Forwarded, ALL_REQUESTS, limits.forwarded),
@@ -73,7 +72,7 @@ impl ForwardLimits {
             tunnels: limit(LimitExceeded::Tunnels, of_known, limits.tunnels),
             unknown_requests: limit(LimitExceeded::UnknownForwarded, UNKNOWN_REQUESTS, 0),
             unknown_tunnels: limit(LimitExceeded::UnknownTunnels, of_unknown, 0),
-            unknown_turns: FairQueue::new(all, each),
+            unknown_turns: FairQueue::new(UNKNOWN_TURNS),
         }
     }
 

@@ -19,9 +19,11 @@ use crate::serve::plan::PlannedAction;
 use crate::serve::usage::{HeldAnswer, SentAhead};
 use crate::upstream::ConnectionClass;
 
-/// Divisors of the memory budget: the requests of all known callers may take a quarter of it, those of
-/// unknown ones an eighth. One caller alone gets half of that.
-const DIVISORS: [usize; 2] = [4, 8];
+/// Divisor of the memory budget: the requests of all known callers may take a quarter of it. One caller alone
+/// gets half of that.
+const KNOWN_DIVISOR: usize = 4;
+/// The same for requests of unknown callers.
+const UNKNOWN_DIVISOR: usize = 8;
 /// Bytes that each known caller may take in any case, if that is a small part of what all may take.
 const LEAST: u64 = 1 << 20;
 /// Divisor of what all may take: a part of a 32nd is small.
@@ -73,7 +75,8 @@ pub(in crate::serve) struct AnsweredRequest {
 impl RequestMemory {
     pub(in crate::serve) fn within(memory: &MemoryBudget) -> Self {
         let budget = memory.limit().unwrap_or(WITHOUT_BUDGET);
-        let [known, unknown] = DIVISORS.map(|parts| (budget / parts) as u64);
+        let known = (budget / KNOWN_DIVISOR) as u64;
+        let unknown = (budget / UNKNOWN_DIVISOR) as u64;
         let least = LEAST.min(known / SMALL_DIVISOR);
         Self {
             known: Limit::of_memory(LimitExceeded::Memory, known, least, memory),
