@@ -22,7 +22,7 @@ use super::traffic::OpenConnection;
 use crate::backoff::PauseRange;
 use crate::body::Body;
 use crate::headers::VIA;
-use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream};
+use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream, Protocol};
 
 mod lease;
 mod queue;
@@ -145,11 +145,11 @@ pub(super) async fn handshake(
 ) -> Result<HttpConnection, UpstreamError> {
     let Dialed {
         stream,
-        http2,
+        protocol,
         address,
     } = dialed;
     let io = TokioIo::new(stream);
-    if !http2 {
+    if protocol == Protocol::Http1 {
         let (sender, driver) = http1_builder()
             .handshake(io)
             .await

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::read::read;
+use super::read::{ReadForm, read};
 use super::stream::WatchStream;
 use super::{AnswerError, ConnectionClass, ReflectorTarget, ServedBy, UpstreamClient, in_time};
 use watershed_protocol::{EventKind, Representation, read_bookmark};
@@ -63,9 +63,9 @@ impl InitialEventsProbe {
 
     async fn answer(&self) -> Result<InitialEventsAnswer, AnswerError> {
         let encoding = self.representation.encoding;
-        let accept = self.representation.watch_accept_header();
+        let form = ReadForm::watch_of(self.representation);
         let class = ConnectionClass::Watch;
-        let (actual, body) = match read(&self.client, class, &self.uri, accept, true).await {
+        let (actual, body) = match read(&self.client, class, &self.uri, form).await {
             // Releases differ in code and words.
             Err(AnswerError::Refused {
                 status: StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY,

@@ -163,7 +163,7 @@ impl Pool {
                     });
                 }
             };
-            let failed = policy.after(&mut error, again, lease.pooled);
+            let failed = policy.after(&mut error, again, lease.is_pooled);
             match failed {
                 FailedAttempt::Unprocessed(Some(next)) | FailedAttempt::Unknown(Some(next))
                     if resends < MAX_RESENDS =>

@@ -182,7 +182,7 @@ impl PrintedObjects {
                 return Err(AnswerError::refused(&response));
             }
             let actual = response.headers().get(header::CONTENT_TYPE);
-            let wanted = representation.encoding.content_type(false);
+            let wanted = representation.encoding.content_type();
             if actual.is_none_or(|actual| actual != wanted) {
                 return Err(AnswerError::Unusable(format!("content type {actual:?}")));
             }

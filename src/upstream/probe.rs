@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 
-use super::read::{ReadAnswer, read, read_compressed, whole};
+use super::read::{ReadAnswer, ReadForm, read, read_compressed, whole};
 use super::stream::{StreamError, WatchStream};
 use super::{AnswerCompression, AnswerError, ConnectionClass, UpstreamBody, UpstreamClient};
 use watershed_protocol::{
@@ -15,12 +15,14 @@ use watershed_protocol::{
 };
 
 /// Protobuf is preferred: it is smaller and cheaper to encode.
-pub(super) const METADATA_LIST: &str = "application/vnd.kubernetes.protobuf;\
-    as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
-    application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-const WATCH: &str = "application/vnd.kubernetes.protobuf;\
-    as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
-    application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+pub(super) const METADATA_LIST: ReadForm = ReadForm::List(
+    "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+);
+const METADATA_WATCH: ReadForm = ReadForm::Watch(
+    "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
+     application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+);
 /// Query of a watch that begins with the state, no older than the request.
 const STATE: &str = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
                      &resourceVersionMatch=NotOlderThan&timeoutSeconds=10";
@@ -145,7 +147,7 @@ impl Probe {
             Some(selectors) => format!("{}?{selectors}", self.path),
             None => self.path.clone(),
         };
-        let answer = read_compressed(&self.client, &uri, METADATA_LIST, false).await?;
+        let answer = read_compressed(&self.client, &uri, METADATA_LIST).await?;
         match answer.encoding {
             Encoding::Protobuf => self.read_versions(answer, limit).await,
             Encoding::Json => self.read_json_versions(answer, limit).await,
@@ -159,7 +161,7 @@ impl Probe {
     /// `apiserver/pkg/endpoints/handlers/responsewriters/writers.go` (defaultGzipThresholdBytes).
     pub async fn streamed_versions(&self, limit: usize) -> Result<MeasuredVersions, AnswerError> {
         let uri = self.uri(STATE);
-        let answer = read_compressed(&self.client, &uri, WATCH, true).await?;
+        let answer = read_compressed(&self.client, &uri, METADATA_WATCH).await?;
         let encoding = answer.encoding;
         let mut stream = WatchStream::new(answer.body, encoding)
             .with_compression(AnswerCompression::of(true, answer.is_gzip));
@@ -297,7 +299,7 @@ impl Probe {
 
     async fn page_of(&self, uri: &str) -> Result<(Encoding, WireFormat, ListPage), AnswerError> {
         let class = ConnectionClass::Short;
-        let (encoding, body) = read(&self.client, class, uri, METADATA_LIST, false).await?;
+        let (encoding, body) = read(&self.client, class, uri, METADATA_LIST).await?;
         let body = whole(body, MAX_BYTES).await?;
         let (format, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
         Ok((encoding, format, page))
@@ -318,7 +320,7 @@ impl Probe {
             "watch=1&allowWatchBookmarks=true&resourceVersion={from}&timeoutSeconds={seconds}"
         );
         let (class, uri) = (ConnectionClass::Watch, self.uri(&query));
-        let (encoding, body) = read(&self.client, class, &uri, WATCH, true).await?;
+        let (encoding, body) = read(&self.client, class, &uri, METADATA_WATCH).await?;
         Ok(CatchUp {
             stream: WatchStream::new(body, encoding),
             encoding,

@@ -3,11 +3,45 @@
 use bytes::Bytes;
 use http::request::Builder;
 use http::{Request, StatusCode, header};
-use watershed_protocol::Encoding;
+use watershed_protocol::{Encoding, Representation};
 
 use super::release_probe::check_release;
 use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
 use crate::body;
+
+/// What a read asks for: a list or a watch, with the `Accept` header of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadForm {
+    List(&'static str),
+    Watch(&'static str),
+}
+
+impl ReadForm {
+    /// Returns the form of lists in this representation only.
+    pub(super) fn list_of(representation: Representation) -> Self {
+        Self::List(representation.list_accept_header())
+    }
+
+    /// Returns the form of watches in this representation only.
+    pub(super) fn watch_of(representation: Representation) -> Self {
+        Self::Watch(representation.watch_accept_header())
+    }
+
+    /// Returns the `Accept` header of the request.
+    pub(super) fn accept(self) -> &'static str {
+        match self {
+            Self::List(accept) | Self::Watch(accept) => accept,
+        }
+    }
+
+    /// Returns the `Content-Type` of an answer in this encoding.
+    pub(super) fn content_type(self, encoding: Encoding) -> &'static str {
+        match self {
+            Self::List(_) => encoding.content_type(),
+            Self::Watch(_) => encoding.watch_content_type(),
+        }
+    }
+}
 
 /// The answer to a list or a watch.
 pub(super) struct ReadAnswer {
@@ -22,11 +56,9 @@ pub(super) async fn read(
     client: &UpstreamClient,
     class: ConnectionClass,
     uri: &str,
-    accept: &'static str,
-    watch: bool,
+    form: ReadForm,
 ) -> Result<(Encoding, UpstreamBody), AnswerError> {
-    let request = Request::get(uri).header(header::ACCEPT, accept);
-    let answer = send(client, class, request, watch).await?;
+    let answer = send(client, class, Request::get(uri), form).await?;
     if answer.is_gzip {
         return Err(AnswerError::Unusable(
             "gzip that was not asked for".to_owned(),
@@ -39,21 +71,19 @@ pub(super) async fn read(
 pub(super) async fn read_compressed(
     client: &UpstreamClient,
     uri: &str,
-    accept: &'static str,
-    watch: bool,
+    form: ReadForm,
 ) -> Result<ReadAnswer, AnswerError> {
-    let request = Request::get(uri)
-        .header(header::ACCEPT, accept)
-        .header(header::ACCEPT_ENCODING, "gzip");
-    send(client, ConnectionClass::Short, request, watch).await
+    let request = Request::get(uri).header(header::ACCEPT_ENCODING, "gzip");
+    send(client, ConnectionClass::Short, request, form).await
 }
 
 async fn send(
     client: &UpstreamClient,
     class: ConnectionClass,
     request: Builder,
-    watch: bool,
+    form: ReadForm,
 ) -> Result<ReadAnswer, AnswerError> {
+    let request = request.header(header::ACCEPT, form.accept());
     let request = request.body(body::empty()).map_err(unusable)?;
     let response = client.send(class, request, SendOptions::default()).await?;
     check_release(client, &response).await?;
@@ -63,7 +93,7 @@ async fn send(
     let actual = response.headers().get(header::CONTENT_TYPE);
     let encoding = [Encoding::Protobuf, Encoding::Json]
         .into_iter()
-        .find(|encoding| actual.is_some_and(|actual| actual == encoding.content_type(watch)))
+        .find(|encoding| actual.is_some_and(|actual| actual == form.content_type(*encoding)))
         .ok_or_else(|| AnswerError::Unusable(format!("content type {actual:?}")))?;
     let is_gzip = match response.headers().get(header::CONTENT_ENCODING) {
         None => false,

@@ -7,7 +7,7 @@ use watershed_protocol::{
 };
 
 use super::probe::METADATA_LIST;
-use super::read::{read, whole};
+use super::read::{ReadForm, read, whole};
 use super::{AnswerError, ConnectionClass, UpstreamClient};
 
 /// Largest answer.
@@ -147,8 +147,8 @@ impl StateList {
         page: StatePage<'_>,
         representation: Representation,
     ) -> Result<Bytes, AnswerError> {
-        let accept = representation.list_accept_header();
-        let (encoding, body) = self.get(page, accept).await?;
+        let form = ReadForm::list_of(representation);
+        let (encoding, body) = self.get(page, form).await?;
         if encoding != representation.encoding {
             return Err(AnswerError::Unusable("another encoding".to_owned()));
         }
@@ -158,12 +158,12 @@ impl StateList {
     async fn get(
         &self,
         page: StatePage<'_>,
-        accept: &'static str,
+        form: ReadForm,
     ) -> Result<(Encoding, Bytes), AnswerError> {
         let uri = format!("{}?{}{}", self.path, page.query(), self.selectors);
         // Beside the watches: during an upgrade another server may print objects differently.
         let class = ConnectionClass::Watch;
-        let (encoding, body) = read(&self.client, class, &uri, accept, false).await?;
+        let (encoding, body) = read(&self.client, class, &uri, form).await?;
         Ok((encoding, whole(body, MAX_BYTES).await?))
     }
 }

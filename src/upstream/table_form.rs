@@ -253,7 +253,7 @@ impl TableFormState {
         }
         let headers = response.headers();
         let actual = headers.get(header::CONTENT_TYPE);
-        if actual.is_none_or(|actual| actual != Encoding::Json.content_type(false)) {
+        if actual.is_none_or(|actual| actual != Encoding::Json.content_type()) {
             return Err(AnswerError::Unusable(format!("content type {actual:?}")));
         }
         let date = headers.get(header::DATE).and_then(|date| {

@@ -15,7 +15,7 @@ use super::traffic::{ConnectionPurpose, RequestPurpose, SentRequest};
 use super::tunnel::{Tunnels, tunnel};
 use crate::body::{self, Body, TunnelEnd};
 use crate::fairness::Share;
-use watershed_connect::{Address, Dialer, TlsIdentity};
+use watershed_connect::{Address, Dialer, OfferedProtocols, Protocol, TlsIdentity};
 
 /// Forwards upgrades, each on a connection of its own.
 pub(super) struct UpgradeForwarder {
@@ -49,7 +49,11 @@ impl UpgradeForwarder {
         sent: &mut SentRequest,
     ) -> Result<Response<Body>, UpstreamError> {
         let credentials = self.upstream.current();
-        let dialed = self.dialer.dial(&credentials, identity, true, &[]).await?;
+        let offered = OfferedProtocols::Http1;
+        let dialed = self
+            .dialer
+            .dial(&credentials, identity, offered, &[])
+            .await?;
         let address = dialed.address;
         let handshaken = http1_builder().handshake(TokioIo::new(dialed.stream)).await;
         let (mut sender, driver) = handshaken.map_err(|source| UpstreamError::Handshake {
@@ -106,7 +110,7 @@ fn shape(
     address: &Address,
     protocol: HeaderValue,
 ) -> Result<(), UpstreamError> {
-    let target = address.target(request.uri(), false);
+    let target = address.target(request.uri(), Protocol::Http1);
     *request.uri_mut() = target.map_err(|error| UpstreamError::refused_url(&error))?;
     *request.version_mut() = Version::HTTP_11;
     let host = HeaderValue::from_str(address.authority().as_str());

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery, Scheme};
 
+use super::protocol::Protocol;
+
 /// One address of the API, as `https://10.0.0.1:6443`. Cheap to clone and to compare.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Address(Arc<AddressParts>);
@@ -120,7 +122,7 @@ impl Address {
     ///
     /// A path that a client leaves out is `/`, as in `https://host?query`. `http` shows that in the
     /// path, but not in its text with the query, and API servers reset such a stream.
-    pub fn target(&self, uri: &Uri, absolute: bool) -> Result<Uri, http::Error> {
+    pub fn target(&self, uri: &Uri, protocol: Protocol) -> Result<Uri, http::Error> {
         let wanted = uri.path_and_query().map_or("/", PathAndQuery::as_str);
         let root = if wanted.starts_with('?') { "/" } else { "" };
         let path = match uri.path_and_query() {
@@ -129,7 +131,7 @@ impl Address {
         };
         let mut parts = http::uri::Parts::default();
         parts.path_and_query = Some(path);
-        if absolute {
+        if protocol == Protocol::Http2 {
             parts.scheme = Some(if self.0.tls {
                 Scheme::HTTPS
             } else {
@@ -215,14 +217,14 @@ mod tests {
     fn targets_keep_path_and_query_as_they_are() {
         let uri: Uri = "/api/v1/pods?labelSelector=a%3Db&watch=1".parse().unwrap();
         let plain = Address::parse("https://h:1").unwrap();
-        assert_eq!(plain.target(&uri, false).unwrap(), uri);
+        assert_eq!(plain.target(&uri, Protocol::Http1).unwrap(), uri);
         assert_eq!(
-            plain.target(&uri, true).unwrap(),
+            plain.target(&uri, Protocol::Http2).unwrap(),
             "https://h:1/api/v1/pods?labelSelector=a%3Db&watch=1"
         );
         let behind = Address::parse("https://h:1/k8s/clusters/c-1/").unwrap();
         assert_eq!(
-            behind.target(&uri, false).unwrap(),
+            behind.target(&uri, Protocol::Http1).unwrap(),
             "/k8s/clusters/c-1/api/v1/pods?labelSelector=a%3Db&watch=1"
         );
     }
@@ -231,11 +233,11 @@ mod tests {
     fn a_path_that_is_left_out_is_the_root() {
         let uri: Uri = "https://proxy?watch=1".parse().unwrap();
         let plain = Address::parse("https://h:1").unwrap();
-        assert_eq!(plain.target(&uri, false).unwrap(), "/?watch=1");
+        assert_eq!(plain.target(&uri, Protocol::Http1).unwrap(), "/?watch=1");
         let behind = Address::parse("https://h:1/k8s/clusters/c-1/").unwrap();
-        let target = behind.target(&uri, true).unwrap();
+        let target = behind.target(&uri, Protocol::Http2).unwrap();
         assert_eq!(target, "https://h:1/k8s/clusters/c-1/?watch=1");
         let uri: Uri = "https://proxy".parse().unwrap();
-        assert_eq!(plain.target(&uri, false).unwrap(), "/");
+        assert_eq!(plain.target(&uri, Protocol::Http1).unwrap(), "/");
     }
 }

@@ -15,6 +15,7 @@ use super::credentials::{self, Credentials, CredentialsError, TlsIdentity};
 use super::dial::{Dialed, Dialer};
 use super::error::ConnectError;
 use super::options::ConnectOptions;
+use super::protocol::OfferedProtocols;
 use super::validity::Validity;
 
 /// Interval between checks of the files.
@@ -129,10 +130,10 @@ impl ApiServer {
     /// Connects to the first address that accepts, with the client certificate, if there is one.
     ///
     /// The connection belongs to the caller alone: no HTTP has been spoken on it yet.
-    pub async fn connect(&self, http1_only: bool) -> Result<Dialed, ConnectError> {
+    pub async fn connect(&self, offered: OfferedProtocols) -> Result<Dialed, ConnectError> {
         let credentials = self.current();
         Dialer::default()
-            .dial(&credentials, TlsIdentity::ProxyCertificate, http1_only, &[])
+            .dial(&credentials, TlsIdentity::ProxyCertificate, offered, &[])
             .await
     }
 

@@ -24,6 +24,7 @@ use super::blocking::blocking;
 use super::error::{ConnectError, one_line};
 use super::kubeconfig::{KubeconfigReadError, kubeconfig_paths, listing, read_kubeconfig};
 use super::options::ConnectOptions;
+use super::protocol::OfferedProtocols;
 use super::validity::Validity;
 use crate::install_crypto;
 use exec::PluginCredential;
@@ -203,12 +204,15 @@ impl Credentials {
     }
 
     /// Returns the TLS settings for connections of this identity.
-    pub fn tls(&self, identity: TlsIdentity, http1_only: bool) -> Arc<ClientConfig> {
+    pub fn tls(&self, identity: TlsIdentity, offered: OfferedProtocols) -> Arc<ClientConfig> {
         let tls = match identity {
             TlsIdentity::ProxyCertificate => &self.with_certificate,
             TlsIdentity::NoCertificate => &self.without_certificate,
         };
-        Arc::clone(if http1_only { &tls.http1 } else { &tls.any })
+        Arc::clone(match offered {
+            OfferedProtocols::Any => &tls.any,
+            OfferedProtocols::Http1 => &tls.http1,
+        })
     }
 
     /// Returns the name that the server's certificate must have.

@@ -21,6 +21,7 @@ use tokio_util::either::Either;
 use super::address::Address;
 use super::credentials::{Credentials, TlsIdentity};
 use super::error::ConnectError;
+use super::protocol::{OfferedProtocols, Protocol};
 
 /// Time for connecting and the TLS handshake together.
 ///
@@ -54,8 +55,8 @@ pub type DialedStream = Either<TcpStream, TlsStream<BufReader<TcpStream>>>;
 pub struct Dialed {
     /// Bytes to and from the server. No HTTP has been spoken yet.
     pub stream: DialedStream,
-    /// `true` if HTTP/2 was negotiated; HTTP/1.1 otherwise.
-    pub http2: bool,
+    /// The protocol that was negotiated. Without TLS it is HTTP/1.1.
+    pub protocol: Protocol,
     /// The address that accepted.
     pub address: Address,
 }
@@ -102,10 +103,10 @@ impl Dialer {
         &self,
         credentials: &Credentials,
         identity: TlsIdentity,
-        http1_only: bool,
+        offered: OfferedProtocols,
         avoid: &[Address],
     ) -> Result<Dialed, ConnectError> {
-        let begin = |address| connect(credentials, address, identity, http1_only);
+        let begin = |address| connect(credentials, address, identity, offered);
         let order = self.order(&credentials.addresses, avoid);
         self.first_of(order, avoid, begin).await
     }
@@ -238,7 +239,7 @@ async fn connect(
     credentials: &Credentials,
     address: Address,
     identity: TlsIdentity,
-    http1_only: bool,
+    offered: OfferedProtocols,
 ) -> Result<Dialed, ConnectError> {
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let Ok(tcp) = timeout_at(deadline, tcp(&address)).await else {
@@ -254,7 +255,7 @@ async fn connect(
     if !address.is_tls() {
         return Ok(Dialed {
             stream: Either::Left(tcp),
-            http2: false,
+            protocol: Protocol::Http1,
             address: address.clone(),
         });
     }
@@ -265,7 +266,7 @@ async fn connect(
     let name = credentials
         .server_name(&address)
         .map_err(|error| failed(io::Error::other(error)))?;
-    let connector = TlsConnector::from(credentials.tls(identity, http1_only));
+    let connector = TlsConnector::from(credentials.tls(identity, offered));
     let handshake = connector.connect(name, BufReader::with_capacity(READ_AHEAD, tcp));
     let Ok(tls) = timeout_at(deadline, handshake).await else {
         return Err(ConnectError::HandshakeTimeout {
@@ -274,10 +275,13 @@ async fn connect(
         });
     };
     let tls = tls.map_err(failed)?;
-    let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+    let protocol = match tls.get_ref().1.alpn_protocol() {
+        Some(b"h2") => Protocol::Http2,
+        _ => Protocol::Http1,
+    };
     Ok(Dialed {
         stream: Either::Right(tls),
-        http2,
+        protocol,
         address,
     })
 }

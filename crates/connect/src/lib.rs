@@ -13,6 +13,7 @@ mod dial;
 mod error;
 mod kubeconfig;
 mod options;
+mod protocol;
 mod validity;
 
 pub use address::{Address, AddressError};
@@ -23,6 +24,7 @@ pub use dial::{CONNECT_TIMEOUT, Dialed, DialedStream, Dialer};
 pub use error::{ConnectError, one_line};
 pub use kubeconfig::{KubeconfigReadError, read_kubeconfig};
 pub use options::ConnectOptions;
+pub use protocol::{OfferedProtocols, Protocol};
 pub use validity::Validity;
 
 /// Installs aws-lc-rs as the cryptography of all TLS in this process. Later calls do nothing.

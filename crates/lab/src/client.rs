@@ -20,17 +20,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
+pub use watershed_connect::Protocol;
+
 /// The body of a request.
 pub type RequestBody = UnsyncBoxBody<Bytes, std::io::Error>;
-
-/// A version of HTTP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// HTTP/1.1: one request at a time on a connection.
-    Http1,
-    /// HTTP/2: many requests at a time on a connection.
-    Http2,
-}
 
 /// The bytes that a server may send ahead of the reader on an HTTP/2 connection.
 ///

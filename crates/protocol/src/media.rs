@@ -47,7 +47,7 @@ impl Representation {
     /// Returns the `Accept` header that asks for lists in this representation only.
     pub fn list_accept_header(self) -> &'static str {
         match (self.encoding, self.metadata_only) {
-            (encoding, false) => encoding.content_type(false),
+            (encoding, false) => encoding.content_type(),
             (Encoding::Json, true) => {
                 "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
             }
@@ -61,7 +61,7 @@ impl Representation {
     /// Returns the `Accept` header that asks for watches in this representation only.
     pub fn watch_accept_header(self) -> &'static str {
         match (self.encoding, self.metadata_only) {
-            (encoding, false) => encoding.content_type(true),
+            (encoding, false) => encoding.watch_content_type(),
             (Encoding::Json, true) => {
                 "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
             }
@@ -103,12 +103,19 @@ impl Encoding {
         }
     }
 
-    /// Returns the `Content-Type` of an answer. That of a protobuf watch has a parameter.
-    pub fn content_type(self, watch: bool) -> &'static str {
-        match (self, watch) {
-            (Self::Json, _) => "application/json",
-            (Self::Protobuf, false) => "application/vnd.kubernetes.protobuf",
-            (Self::Protobuf, true) => "application/vnd.kubernetes.protobuf;stream=watch",
+    /// Returns the `Content-Type` of an answer that is no watch.
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf",
+        }
+    }
+
+    /// Returns the `Content-Type` of a watch. That of protobuf has a parameter.
+    pub const fn watch_content_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
         }
     }
 
@@ -482,7 +489,7 @@ mod tests {
             [OTHER]
         );
         assert_eq!(
-            Encoding::Protobuf.content_type(true),
+            Encoding::Protobuf.watch_content_type(),
             "application/vnd.kubernetes.protobuf;stream=watch",
         );
     }

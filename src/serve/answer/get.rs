@@ -45,7 +45,7 @@ pub(in crate::serve) fn answer(
         } else {
             full(body)
         };
-        from_memory(StatusCode::OK, encoding.content_type(false), body, warnings)
+        from_memory(StatusCode::OK, encoding.content_type(), body, warnings)
     } else if !opened.is_complete {
         return Err(ForwardReason::NotCovered);
     } else if let Some(reason) = read.refused_by_upstream() {

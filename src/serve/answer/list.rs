@@ -128,7 +128,7 @@ fn respond(
     };
     let mut response = from_memory(
         StatusCode::OK,
-        opened.representation.encoding.content_type(false),
+        opened.representation.encoding.content_type(),
         body,
         &opened.ready.warnings,
     );
@@ -155,7 +155,7 @@ fn respond_indented(
     let pieces = ListBody::new(PlainItems::new(items, length), parts);
     let response = from_memory(
         StatusCode::OK,
-        opened.representation.encoding.content_type(false),
+        opened.representation.encoding.content_type(),
         indented(pieces, length)?,
         &opened.ready.warnings,
     );

@@ -39,7 +39,7 @@ pub(super) fn status(
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = from_memory(
         code,
-        form.encoding.content_type(false),
+        form.encoding.content_type(),
         full(form.body(status)),
         warnings,
     );

@@ -205,7 +205,7 @@ fn conversion(opened: &OpenedScope) -> Option<Conversion> {
 fn respond(opened: &OpenedScope, coding: ContentCoding, body: Body) -> Response<Body> {
     let mut response = from_memory(
         StatusCode::OK,
-        opened.representation.encoding.content_type(true),
+        opened.representation.encoding.watch_content_type(),
         body,
         &opened.ready.warnings,
     );

@@ -42,7 +42,7 @@ pub(in crate::serve) fn apply(
     };
     let encoding = [Encoding::Json, Encoding::Protobuf]
         .into_iter()
-        .find(|encoding| media_type == Some(encoding.content_type(true).as_bytes()));
+        .find(|encoding| media_type == Some(encoding.watch_content_type().as_bytes()));
     match encoding {
         Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
             let followed = takeover

@@ -12,7 +12,7 @@ use super::silence::AwaitedBy;
 use super::{Http1Connection, Http2Connection, IdleHttp1, ServedBy};
 use crate::body::Body;
 use crate::upstream::error::UpstreamError;
-use watershed_connect::Address;
+use watershed_connect::{Address, Protocol};
 
 /// Age below which a connection is not retired: a loop of proxies costs one a second.
 const MIN_AGE: Duration = Duration::from_secs(1);
@@ -22,8 +22,8 @@ const MIN_AGE: Duration = Duration::from_secs(1);
 /// Dropping it before the end of the answer closes an HTTP/1 connection, which cannot be used again.
 pub(in crate::upstream) struct Lease {
     connection: Leased,
-    /// `true` if the connection was used or idle before: it may have died since.
-    pub(in crate::upstream) pooled: bool,
+    /// The connection was used or idle before: it may have died since.
+    pub(in crate::upstream) is_pooled: bool,
 }
 
 /// Reason why a request got no answer.
@@ -50,24 +50,30 @@ struct Http2Slot {
 }
 
 impl Lease {
-    pub(in crate::upstream) fn http2(connection: Arc<Http2Connection>, pooled: bool) -> Lease {
-        Lease {
+    /// Creates the lease of a stream that was taken of a new connection.
+    pub(in crate::upstream) fn http2(connection: Arc<Http2Connection>) -> Self {
+        Self {
             connection: Leased::Http2(Http2Slot {
                 connection,
                 is_answered: false,
             }),
-            pooled,
+            is_pooled: false,
         }
     }
 
-    pub(in crate::upstream) fn http1(
-        connection: Http1Connection,
-        idle: Arc<IdleHttp1>,
-        pooled: bool,
-    ) -> Lease {
-        Lease {
+    /// Creates the lease of a new connection, which goes to `idle` in the end.
+    pub(in crate::upstream) fn http1(connection: Http1Connection, idle: Arc<IdleHttp1>) -> Self {
+        Self {
             connection: Leased::Http1(connection, idle),
-            pooled,
+            is_pooled: false,
+        }
+    }
+
+    /// Marks the connection as one that was open before.
+    pub(in crate::upstream) fn pooled(self) -> Self {
+        Self {
+            is_pooled: true,
+            ..self
         }
     }
 
@@ -118,7 +124,8 @@ impl Lease {
     ) -> Result<Response<Incoming>, NotSent> {
         match &mut self.connection {
             Leased::Http2(Http2Slot { connection, .. }) => {
-                shape(&mut request, &connection.address, true).map_err(NotSent::Refused)?;
+                shape(&mut request, &connection.address, Protocol::Http2)
+                    .map_err(NotSent::Refused)?;
                 let sender = connection.sender.lock().clone();
                 let Some(mut sender) = sender else {
                     return Err(NotSent::Ended(request));
@@ -131,7 +138,8 @@ impl Lease {
                 Ok(answer)
             }
             Leased::Http1(connection, _) => {
-                shape(&mut request, &connection.address, false).map_err(NotSent::Refused)?;
+                shape(&mut request, &connection.address, Protocol::Http1)
+                    .map_err(NotSent::Refused)?;
                 connection
                     .sender
                     .try_send_request(request)
@@ -175,13 +183,17 @@ impl Drop for Http2Slot {
 /// # Errors
 ///
 /// If the base path of the address leaves no room for the request's own.
-fn shape(request: &mut Request<Body>, address: &Address, http2: bool) -> Result<(), UpstreamError> {
-    let target = address.target(request.uri(), http2);
+fn shape(
+    request: &mut Request<Body>,
+    address: &Address,
+    protocol: Protocol,
+) -> Result<(), UpstreamError> {
+    let target = address.target(request.uri(), protocol);
     *request.uri_mut() = target.map_err(|error| UpstreamError::refused_url(&error))?;
     let headers = request.headers_mut();
     headers.remove(HOST);
     headers.remove(CONNECTION);
-    if !http2 {
+    if protocol == Protocol::Http1 {
         if let Ok(host) = HeaderValue::from_str(address.authority().as_str()) {
             headers.insert(HOST, host);
         }
@@ -190,10 +202,9 @@ fn shape(request: &mut Request<Body>, address: &Address, http2: bool) -> Result<
             headers.insert(CONNECTION, HeaderValue::from_static("TE"));
         }
     }
-    *request.version_mut() = if http2 {
-        Version::HTTP_2
-    } else {
-        Version::HTTP_11
+    *request.version_mut() = match protocol {
+        Protocol::Http1 => Version::HTTP_11,
+        Protocol::Http2 => Version::HTTP_2,
     };
     Ok(())
 }

@@ -143,7 +143,7 @@ impl ConnectionGroup {
     fn take_of(&self, connections: Vec<Arc<Http2Connection>>) -> Option<Lease> {
         let mut connections = connections.into_iter();
         let found = connections.find(|connection| connection.take_stream(self.class))?;
-        Some(Lease::http2(found, true))
+        Some(Lease::http2(found).pooled())
     }
 
     /// Begins to make a new connection, or returns one being made if there are enough of them.

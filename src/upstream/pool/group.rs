@@ -20,7 +20,7 @@ use crate::upstream::connection::{
 use crate::upstream::error::UpstreamError;
 use crate::upstream::server::Upstream;
 use crate::upstream::traffic::RequestPurpose;
-use watershed_connect::{Dialer, TlsIdentity};
+use watershed_connect::{Dialer, OfferedProtocols, Protocol, TlsIdentity};
 
 /// Connections that share one class and one identity.
 pub(in crate::upstream) struct ConnectionGroup {
@@ -283,7 +283,7 @@ impl ConnectionGroup {
             }
         };
         let is_usable = !found.is_closed() && take(found);
-        is_usable.then(|| Lease::http2(Arc::clone(found), true))
+        is_usable.then(|| Lease::http2(Arc::clone(found)).pooled())
     }
 
     /// Leases a stream on an open connection.
@@ -300,10 +300,10 @@ impl ConnectionGroup {
                 .filter(|it| it.take_stream(self.class)),
         };
         if let Some(connection) = found {
-            return Some(Lease::http2(Arc::clone(connection), true));
+            return Some(Lease::http2(Arc::clone(connection)).pooled());
         }
         let connection = self.idle_http1.take(generation)?;
-        Some(Lease::http1(connection, Arc::clone(&self.idle_http1), true))
+        Some(Lease::http1(connection, Arc::clone(&self.idle_http1)).pooled())
     }
 
     /// Returns the connection being made, or begins one with these permits.
@@ -379,15 +379,11 @@ impl ConnectionGroup {
                 connection.take_any_stream();
                 state.http2.push(Arc::clone(&connection));
                 self.queue.notify_first();
-                Ok(Lease::http2(connection, false))
+                Ok(Lease::http2(connection))
             }
             HttpConnection::Http1(connection) => {
                 state.exclusive = true;
-                Ok(Lease::http1(
-                    connection,
-                    Arc::clone(&self.idle_http1),
-                    false,
-                ))
+                Ok(Lease::http1(connection, Arc::clone(&self.idle_http1)))
             }
         }
     }
@@ -418,15 +414,14 @@ impl ConnectionGroup {
         let permits = permits.ok_or(UpstreamError::Exhausted)?;
         let credentials = self.upstream.current();
         // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
-        let dialed =
-            Box::pin(
-                self.dialer
-                    .dial(&credentials, self.identity, false, avoid.as_slice()),
-            )
-            .await?;
+        let (offered, avoid) = (OfferedProtocols::Any, avoid.as_slice());
+        let dialing = self
+            .dialer
+            .dial(&credentials, self.identity, offered, avoid);
+        let dialed = Box::pin(dialing).await?;
         tracing::debug!(
             address = %dialed.address,
-            http2 = dialed.http2,
+            http2 = dialed.protocol == Protocol::Http2,
             class = ?self.class,
             "connected to upstream"
         );

@@ -70,7 +70,7 @@ impl ResendPolicy {
         &mut self,
         error: &mut TrySendError<Request<Body>>,
         again: Request<Body>,
-        pooled: bool,
+        is_pooled: bool,
     ) -> FailedAttempt {
         if let Some(unsent) = error.take_message() {
             return FailedAttempt::Unprocessed(Some(unsent));
@@ -87,7 +87,7 @@ impl ResendPolicy {
             return FailedAttempt::Unknown(None);
         }
         // Only once: this very request may be what crashes upstream.
-        if self.is_read && pooled && !self.died {
+        if self.is_read && is_pooled && !self.died {
             self.died = true;
             return FailedAttempt::Unknown(Some(again));
         }

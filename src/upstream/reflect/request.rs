@@ -10,6 +10,7 @@ use super::error::ReflectorError;
 use super::recovery::Route;
 use super::{Reflector, ReflectorState};
 use crate::body;
+use crate::upstream::read::ReadForm;
 use crate::upstream::stream::{StreamBookmarks, WatchStream};
 use crate::upstream::{
     AnswerCompression, ConnectionClass, RequestPurpose, SendOptions, UpstreamBody,
@@ -71,13 +72,12 @@ impl Reflector {
         read: ReadRequest,
     ) -> Result<Accepted, ReflectorError> {
         let representation = self.target.representation;
-        let is_watch = matches!(read, ReadRequest::Watch);
-        let (accept, lifetime) = match read {
+        let (form, lifetime) = match read {
             ReadRequest::Watch => (
-                representation.watch_accept_header(),
+                ReadForm::watch_of(representation),
                 self.lifetime.parameter(&self.client),
             ),
-            ReadRequest::List => (representation.list_accept_header(), String::new()),
+            ReadRequest::List => (ReadForm::list_of(representation), String::new()),
         };
         let ReflectorTarget { gvr, selection, .. } = &self.target;
         let mut request = Request::get(format!(
@@ -85,7 +85,7 @@ impl Reflector {
             selection.path(gvr),
             selection.parameters()
         ))
-        .header(header::ACCEPT, accept);
+        .header(header::ACCEPT, form.accept());
         // The answer may change what pays.
         let accepts_gzip = self.compression.pays(self.client.upstream());
         if accepts_gzip {
@@ -95,7 +95,7 @@ impl Reflector {
             .body(body::empty())
             .map_err(|error| ReflectorError::Broken(error.to_string()))?;
         // All pages of a list must come from one server.
-        let may_move = is_watch || query == FIRST_PAGE;
+        let may_move = matches!(read, ReadRequest::Watch) || query == FIRST_PAGE;
         let (fresh_connection, avoid) = match self.recovery.route() {
             Route::Elsewhere(avoid) if may_move => (true, avoid),
             _ => (false, Vec::new()),
@@ -124,7 +124,7 @@ impl Reflector {
         .await;
         let response = answer.map_err(|_| ReflectorError::Silent(patience))??;
         self.server = response.extensions().get().cloned();
-        let content_type = representation.encoding.content_type(is_watch);
+        let content_type = form.content_type(representation.encoding);
         let (headers, body) = accepted(response, content_type).await?;
         Ok(Accepted {
             headers,

@@ -115,7 +115,7 @@ async fn follow_pods_over(
             if !is_answered {
                 std::future::pending::<()>().await;
             }
-            let content_type = Encoding::Json.content_type(watch);
+            let content_type = Encoding::Json.content_type();
             Response::builder()
                 .header("content-type", content_type)
                 .body(body)

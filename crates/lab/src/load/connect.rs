@@ -16,7 +16,7 @@ use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
-use watershed_connect::{Address, ApiServer, Dialed};
+use watershed_connect::{Address, ApiServer, Dialed, OfferedProtocols, Protocol};
 
 use super::trouble::{LoadError, broken};
 use crate::client::FlowWindows;
@@ -36,7 +36,7 @@ const MAX_RESENDS: usize = 3;
 /// Connections to one server, each opened with its first request.
 pub(super) struct Connections {
     upstream: ApiServer,
-    http1: bool,
+    offered: OfferedProtocols,
     lanes: Vec<tokio::sync::Mutex<Option<Http2Lane>>>,
     idle: Arc<Mutex<Vec<Http1Lane>>>,
     /// Number of connections opened so far.
@@ -100,18 +100,18 @@ impl LoadRequest<'_> {
         &self,
         address: &Address,
         authorization: &HeaderMap,
-        http2: bool,
+        protocol: Protocol,
     ) -> Result<Request<Full<Bytes>>, LoadError> {
         let path = PathAndQuery::try_from(self.path.as_str())
             .map_err(|error| LoadError::Request(error.to_string()))?;
         let uri = address
-            .target(&Uri::from(path), http2)
+            .target(&Uri::from(path), protocol)
             .map_err(|error| LoadError::Request(error.to_string()))?;
         let mut request: Builder = Request::builder().method(self.method.clone()).uri(uri);
         if let Some(headers) = request.headers_mut() {
             headers.clone_from(authorization);
         }
-        if !http2 {
+        if protocol == Protocol::Http1 {
             request = request.header(header::HOST, address.authority().as_str());
         }
         if self.gzip {
@@ -140,7 +140,11 @@ impl Connections {
             .collect();
         Self {
             upstream,
-            http1,
+            offered: if http1 {
+                OfferedProtocols::Http1
+            } else {
+                OfferedProtocols::Any
+            },
             lanes,
             idle: Arc::default(),
             opened: AtomicUsize::new(0),
@@ -154,7 +158,7 @@ impl Connections {
     /// Requests the server allows at a time on one connection; `None` with HTTP/1.1, where it is
     /// one.
     pub(super) async fn limit(&self) -> Result<Option<usize>, LoadError> {
-        if self.http1 {
+        if self.offered == OfferedProtocols::Http1 {
             return Ok(None);
         }
         match Box::pin(self.lane(0)).await? {
@@ -178,7 +182,11 @@ impl Connections {
                 let opened = Box::pin(self.lane(lane)).await?;
                 let error = match opened {
                     LaneConnection::Http2(mut shared) => {
-                        let sent = request.build(&shared.address, &shared.authorization, true)?;
+                        let sent = request.build(
+                            &shared.address,
+                            &shared.authorization,
+                            Protocol::Http2,
+                        )?;
                         match shared.sender.send_request(sent).await {
                             Ok(answer) => return Ok::<_, LoadError>((answer, None)),
                             Err(error) => {
@@ -188,8 +196,11 @@ impl Connections {
                         }
                     }
                     LaneConnection::Http1(mut exclusive) => {
-                        let sent =
-                            request.build(&exclusive.address, &exclusive.authorization, false)?;
+                        let sent = request.build(
+                            &exclusive.address,
+                            &exclusive.authorization,
+                            Protocol::Http1,
+                        )?;
                         match exclusive.sender.send_request(sent).await {
                             Ok(answer) => {
                                 return Ok((answer, Some((exclusive, Arc::clone(&self.idle)))));
@@ -234,8 +245,8 @@ impl Connections {
             return Ok(LaneConnection::Http1(exclusive));
         }
         let authorization = self.upstream.authorization().await?;
-        let connection = self.upstream.connect(self.http1).await?;
-        if !connection.http2 {
+        let connection = self.upstream.connect(self.offered).await?;
+        if connection.protocol == Protocol::Http1 {
             drop(place);
             return Ok(LaneConnection::Http1(
                 exclusive(connection, authorization).await?,

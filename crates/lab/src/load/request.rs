@@ -140,7 +140,7 @@ impl RequestSender {
                 // Its `as` is that of a watch's events; what a watch adds to protobuf's media type
                 // is left out.
                 let accept = match (representation.metadata_only, representation.encoding) {
-                    (false, encoding) => encoding.content_type(false),
+                    (false, encoding) => encoding.content_type(),
                     (true, _) => representation.watch_accept_header(),
                 };
                 (joined(name, version), accept)

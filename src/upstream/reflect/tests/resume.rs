@@ -206,8 +206,7 @@ async fn proofs_of<const N: usize>(
     let opened = Arc::new(AtomicUsize::new(0));
     let api = Api::start(&pki, HTTP2, move |request, _| {
         let is_watch = request.uri().query().unwrap().starts_with("watch=1");
-        let mut answer =
-            Response::builder().header("content-type", Encoding::Json.content_type(is_watch));
+        let mut answer = Response::builder().header("content-type", Encoding::Json.content_type());
         let body = if is_watch {
             let at = opened.fetch_add(1, Ordering::SeqCst);
             if let Some(name) = names.get(at).copied().flatten() {
