@@ -178,6 +178,7 @@ impl ProxyService {
 
     /// Finds out the address of a request's client, and begins the audit record.
     fn receive(&self, request: &mut Request<Incoming>, peer: &Peer) -> ReceivedRequest {
+        let arrived = Instant::now();
         let audit_id = audit_id::of(request.headers());
         let hop = peer.address.ip();
         let is_told = peer.connection.has_client_address();
@@ -185,18 +186,19 @@ impl ProxyService {
         let audit = self.audit.as_ref();
         let record = audit.map(|audit| audit.begin(request, hop, &audit_id));
         ReceivedRequest {
+            arrived,
             audit_id,
             client,
             record,
         }
     }
 
-    /// Finds out who sent a request, and plans its answer. `client` is the address of the sender.
+    /// Finds out who sent a request, and plans its answer.
     async fn plan(
         &self,
         mut request: Request<Incoming>,
-        (mut peer, client): (Peer, IpAddr),
-        arrived: Instant,
+        mut peer: Peer,
+        received: &ReceivedRequest,
     ) -> Exchange<'_> {
         let parts = &*self.parts;
         let hop = peer.address.ip();
@@ -204,11 +206,11 @@ impl ProxyService {
         let is_vouched = matches!(caller, Caller::Vouched(_));
         client_address::add_peer(&self.trusted, request.headers_mut(), hop, is_vouched);
         // From here on the address is what limits count by.
-        peer.address.set_ip(client);
+        peer.address.set_ip(received.client);
         let parameters = parts.parameters.known_for(&request).await;
         let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request, parameters);
         plan.features.restrict(&mut request);
-        let exchange = Exchange::new(&parts.access, request, caller, plan, (peer, arrived));
+        let exchange = Exchange::new(&parts.access, request, caller, plan, peer, received.arrived);
         exchange.record_vouched();
         exchange
     }
@@ -221,13 +223,8 @@ impl ProxyService {
         from_proxy: bool,
     ) -> Response<Body> {
         let parts = &*self.parts;
-        let started = Instant::now();
-        let ReceivedRequest {
-            audit_id,
-            client,
-            record,
-        } = self.receive(&mut request, &peer);
-        let mut exchange = self.plan(request, (peer, client), started).await;
+        let received = self.receive(&mut request, &peer);
+        let mut exchange = self.plan(request, peer, &received).await;
         let in_flight = InFlight::begin(&exchange.labels, exchange.plan.may_be_silent());
         let admission = parts.admit(&exchange).await;
         let from_memory = parts.from_memory.answer(&mut exchange, &admission).await;
@@ -246,13 +243,13 @@ impl ProxyService {
             is_safe: exchange.request.method().is_safe(),
             forward_class: exchange.plan.forward_class,
             is_finite: exchange.plan.is_finite(),
-            audit_id,
-            record,
+            audit_id: received.audit_id,
+            record: received.record,
             admission,
             user,
             shadow,
             in_flight,
-            started,
+            started: received.arrived,
         };
         let made = match from_memory {
             Ok(answer) => {
@@ -271,6 +268,7 @@ impl ProxyService {
 
 /// The first things that are known of a request.
 struct ReceivedRequest {
+    arrived: Instant,
     audit_id: HeaderValue,
     /// The address of the client, which may be behind trusted proxies.
     client: IpAddr,

@@ -38,7 +38,7 @@ use captured::{CapturedScope, name, seconds};
 use disk::ReadingProgress;
 use file::{CheckpointFileError, CheckpointHeader};
 use folder::CheckpointFolder;
-use stored::{CheckpointError, load_stored};
+use stored::{CheckpointError, ScopeForm, load_stored};
 
 pub use cluster::ClusterIdentity;
 pub use file::StoredPart;
@@ -403,7 +403,7 @@ impl Checkpoints {
         load: MemoryLoad,
     ) -> Result<Option<StoredScope>, CheckpointError> {
         let (folder, fields) = (self.0.folder.clone(), Arc::clone(&scope.fields));
-        let form = (scope.key.representation.encoding, scope.managed_fields);
+        let form = ScopeForm::of(scope);
         let wanted = addresses(&self.0.client);
         if self.0.given_up.lock().strong_count() > 0 {
             return Err(CheckpointError::Slow);

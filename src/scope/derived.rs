@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout_at;
-use watershed_protocol::ResourceVersion;
 
 use super::cached::Scope;
 use super::handle::ScopeHandle;
@@ -32,7 +31,7 @@ use attempts::Attempts;
 pub(super) use check::is_known_release;
 use check::{CheckError, CheckedPrint, PrintCheck};
 pub(super) use failures::{DerivationFailures, FallbackReason, LONGEST_ATTEMPT};
-use following::{FollowedChange, Following, FollowingReader};
+use following::{FollowedChange, FollowedState, Following, FollowingReader};
 use opened::{OpenedSource, Readiness, until_unreadable, until_unusable};
 pub(super) use printer::JsonPrinter;
 pub(super) use printing_threads::PrintingThreads;
@@ -243,16 +242,19 @@ impl DerivedFeed {
         if scope.differences.quarantines() != quarantines {
             return Ok(None);
         }
-        self.follow_from(subscription, (snapshot.version(), quarantines), checked);
+        let state = FollowedState {
+            version: snapshot.version(),
+            quarantines,
+        };
+        self.follow_from(subscription, state, checked);
         Ok(Some(DerivedStep::Change(change)))
     }
 
-    /// Follows the opened source behind a state of this version. The source had been quarantined
-    /// this number of times before that.
+    /// Follows the opened source behind a state.
     fn follow_from(
         &mut self,
         subscription: Subscription,
-        state: (ResourceVersion, u64),
+        state: FollowedState,
         checked: CheckedPrint,
     ) {
         let progress = std::mem::replace(&mut self.progress, DerivedProgress::Closed);

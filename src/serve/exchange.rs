@@ -35,7 +35,8 @@ impl<'a> Exchange<'a> {
         request: Request<Incoming>,
         caller: Caller,
         plan: RequestPlan,
-        (peer, arrived): (Peer, Instant),
+        peer: Peer,
+        arrived: Instant,
     ) -> Self {
         let labels = Labels::new(&plan, request.method());
         let credential = access.credential(&caller, request.headers());

@@ -153,7 +153,8 @@ impl RemadeFrame {
     /// Returns a frame that `origin` makes again; `None` if the object's bytes are no part of it.
     pub(super) fn new(
         frame: &Frame,
-        (version, object): (ResourceVersion, &ItemBytes),
+        version: ResourceVersion,
+        object: &ItemBytes,
         origin: Box<dyn FrameOrigin>,
         frames: &HeldFrames,
     ) -> Option<Arc<Self>> {
@@ -273,8 +274,9 @@ mod tests {
             object: object.clone(),
             frame: whole.clone(),
         };
-        let of = (ResourceVersion(version), &ItemBytes::new(object));
-        RemadeFrame::new(&frame, of, Box::new(CopyOf(whole)), frames).unwrap()
+        let (version, object) = (ResourceVersion(version), ItemBytes::new(object));
+        let origin = Box::new(CopyOf(whole));
+        RemadeFrame::new(&frame, version, &object, origin, frames).unwrap()
     }
 
     #[test]

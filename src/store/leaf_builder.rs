@@ -21,8 +21,9 @@ pub(super) struct LeafBuilder {
 
 /// Collects objects of one leaf after the other, as [`LeafBuilder`]. Their bytes are made when
 /// somebody reads them.
-#[derive(Debug, Default)]
-pub(super) struct UnmadeLeafBuilder {
+pub(super) struct UnmadeLeafBuilder<'a, M> {
+    origin: &'a M,
+    saved: &'a ByteTally,
     sources: Vec<Arc<StoredObject>>,
     parts: LeafParts,
 }
@@ -72,7 +73,7 @@ impl LeafBuilder {
             attributes,
         } = object;
         format.put_item(&bytes.get(), &mut self.items);
-        self.parts.push(format, (bytes.len(), version, attributes));
+        self.parts.push(format, bytes.len(), version, attributes);
         full
     }
 
@@ -95,36 +96,33 @@ impl LeafBuilder {
     }
 }
 
-impl UnmadeLeafBuilder {
+impl<'a, M: MakeOrigin> UnmadeLeafBuilder<'a, M> {
+    /// Creates a builder of leaves with these origins. `saved` counts the bytes that are not held.
+    pub(super) fn new(origin: &'a M, saved: &'a ByteTally) -> Self {
+        Self {
+            origin,
+            saved,
+            sources: Vec::new(),
+            parts: LeafParts::default(),
+        }
+    }
+
     /// Adds an object, as [`LeafBuilder::put`].
-    pub(super) fn put(
-        &mut self,
-        format: &Arc<WireFormat>,
-        object: UnmadeObject,
-        (origin, saved): (&impl MakeOrigin, &ByteTally),
-    ) -> Option<Leaf> {
+    pub(super) fn put(&mut self, format: &Arc<WireFormat>, object: UnmadeObject) -> Option<Leaf> {
         let has_room = self.parts.has_room(format, object.length);
-        let full = if has_room {
-            None
-        } else {
-            self.take(format, (origin, saved))
-        };
+        let full = if has_room { None } else { self.take(format) };
         let UnmadeObject { source, length } = object;
-        let part = (length, source.version, source.attributes.clone());
-        self.parts.push(format, part);
+        let attributes = source.attributes.clone();
+        self.parts.push(format, length, source.version, attributes);
         self.sources.push(source);
         full
     }
 
     /// Returns a leaf, as [`LeafBuilder::take`].
-    pub(super) fn take(
-        &mut self,
-        format: &Arc<WireFormat>,
-        (origin, saved): (&impl MakeOrigin, &ByteTally),
-    ) -> Option<Leaf> {
+    pub(super) fn take(&mut self, format: &Arc<WireFormat>) -> Option<Leaf> {
         self.parts.take(format, |ends| {
-            let origin = origin(self.sources.drain(..).collect());
-            PackedItems::unmade(ends, format.separator(), origin, saved)
+            let origin = (self.origin)(self.sources.drain(..).collect());
+            PackedItems::unmade(ends, format.separator(), origin, self.saved)
         })
     }
 }
@@ -136,11 +134,13 @@ impl LeafParts {
             || (self.parts.len() < FULL_OBJECTS && self.end + format.item_len(length) <= FULL_BYTES)
     }
 
-    /// Adds an object: its length, its version and its attributes.
+    /// Adds an object of which `length` bytes are held.
     fn push(
         &mut self,
         format: &WireFormat,
-        (length, version, attributes): (usize, ResourceVersion, ObjectAttributes),
+        length: usize,
+        version: ResourceVersion,
+        attributes: ObjectAttributes,
     ) {
         self.end += format.item_len(length);
         self.parts.push(LeafPart {

@@ -39,10 +39,10 @@ impl StoreWriter {
         if state.unfinished.is_some() {
             return None;
         }
-        let states = (state.snapshot.clone(), state.confirmed.clone());
+        let (followed, confirmed) = (state.snapshot.clone(), state.confirmed.clone());
         let concerned = state.subscribers.interests_concerned();
         drop(state);
-        Some(Reprint::new(self, states, objects, concerned))
+        Some(Reprint::new(self, followed, confirmed, objects, concerned))
     }
 }
 
@@ -50,7 +50,8 @@ impl<'a> Reprint<'a> {
     /// Begins with the followed state, and with the confirmed one if there is one.
     fn new(
         writer: &'a mut StoreWriter,
-        (followed, confirmed): (Snapshot, Option<Snapshot>),
+        followed: Snapshot,
+        confirmed: Option<Snapshot>,
         objects: Vec<StoredObject>,
         concerned: ConcernedInterests,
     ) -> Self {

@@ -118,8 +118,8 @@ impl StoreWriter {
         }
         // Without the lock. Nobody else changes the snapshot.
         let remade = origin.and_then(|origin| {
-            let of = (object.version, &object.bytes.get());
-            RemadeFrame::new(&frame, of, origin, &frames)
+            let bytes = object.bytes.get();
+            RemadeFrame::new(&frame, object.version, &bytes, origin, &frames)
         });
         let event = NewEvent::new(frame, object, before.as_deref(), remade);
         let mut state = self.state.write();

@@ -37,7 +37,7 @@ impl UpgradeForwarder {
         protocol: HeaderValue,
     ) -> Result<Response<Body>, UpstreamError> {
         let mut sent = self.upstream.traffic().send(RequestPurpose::Forward);
-        let answer = self.send(identity, share, (request, protocol), &mut sent);
+        let answer = self.send(identity, share, request, protocol, &mut sent);
         answer.await.inspect_err(|error| sent.failed(error))
     }
 
@@ -45,7 +45,8 @@ impl UpgradeForwarder {
         &self,
         identity: TlsIdentity,
         share: Option<Share>,
-        (mut request, protocol): (Request<Body>, HeaderValue),
+        mut request: Request<Body>,
+        protocol: HeaderValue,
         sent: &mut SentRequest,
     ) -> Result<Response<Body>, UpstreamError> {
         let credentials = self.upstream.current();

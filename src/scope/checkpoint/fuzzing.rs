@@ -3,7 +3,7 @@ use bytes::Bytes;
 use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, ManagedFields, WireFormat};
 
 use super::file::{CheckpointHeader, CheckpointReader, CheckpointWriter};
-use super::stored::{CheckpointError, load_stored};
+use super::stored::{CheckpointError, ScopeForm, load_stored};
 use crate::budget::MemoryBudget;
 
 /// The memory that a file may take.
@@ -61,7 +61,10 @@ fn load(file: &[u8]) -> Result<(u64, u64), CheckpointError> {
     let fields =
         FieldTable::builtin(&pods, true).unwrap_or_else(|| FieldTable::metadata_only(true));
     let memory = MemoryBudget::new(Some(MAX_BYTES)).begin_load();
-    let form = (Encoding::Json, ManagedFields::Keep);
+    let form = ScopeForm {
+        encoding: Encoding::Json,
+        managed_fields: ManagedFields::Keep,
+    };
     let stored = load_stored(reader, header, form, &fields, memory)?;
     Ok((stored.version.0, objects))
 }

@@ -19,7 +19,7 @@ use super::captured::name;
 use super::cluster::ClusterIdentity;
 use super::file::{CheckpointFileError, CheckpointReader, StoredPart};
 use super::media::checkpoint_media_type;
-use super::stored::{CheckpointError, StoredScope, load_stored};
+use super::stored::{CheckpointError, ScopeForm, StoredScope, load_stored};
 use crate::budget::{MemoryBudget, MemoryLoad};
 use crate::scope::cached::Scope;
 use crate::scope::metrics;
@@ -259,6 +259,6 @@ fn read(
     if header.scope != name(&scope.key) {
         return Err(CheckpointError::Foreign("it is of other objects"));
     }
-    let form = (scope.key.representation.encoding, scope.managed_fields);
+    let form = ScopeForm::of(scope);
     load_stored(reader, header, form, &scope.fields, load)
 }

@@ -14,6 +14,7 @@ use watershed_protocol::{
 
 use super::file::{CheckpointFileError, CheckpointHeader, CheckpointReader};
 use crate::budget::{DoesNotFit, MemoryLoad};
+use crate::scope::cached::Scope;
 use crate::scope::phase::ReadyScope;
 use crate::store::{Layout, PackedRun, SnapshotBuilder, StoredObject};
 use crate::upstream::Release;
@@ -103,19 +104,36 @@ impl CheckpointError {
     }
 }
 
+/// The form that stored objects must have to fit a scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ScopeForm {
+    pub(super) encoding: Encoding,
+    pub(super) managed_fields: ManagedFields,
+}
+
+impl ScopeForm {
+    /// Returns the form of a scope's objects.
+    pub(super) fn of(scope: &Scope) -> Self {
+        Self {
+            encoding: scope.key.representation.encoding,
+            managed_fields: scope.managed_fields,
+        }
+    }
+}
+
 /// Reads what follows the header, and checks all of it.
 pub(super) fn load_stored<R: Read + Send>(
     mut file: CheckpointReader<R>,
     header: CheckpointHeader,
-    (encoding, managed_fields): (Encoding, ManagedFields),
+    form: ScopeForm,
     fields: &FieldTable,
     mut load: MemoryLoad,
 ) -> Result<StoredScope, CheckpointError> {
     let format = Arc::new(WireFormat::of_record(&header.format)?);
-    if format.encoding() != encoding {
+    if format.encoding() != form.encoding {
         return Err(CheckpointFileError::Damaged("its objects have another encoding").into());
     }
-    if format.managed_fields() != managed_fields {
+    if format.managed_fields() != form.managed_fields {
         return Err(CheckpointError::OtherSettings);
     }
     let example = Bytes::copy_from_slice(&file.bookmark()?);
@@ -125,7 +143,7 @@ pub(super) fn load_stored<R: Read + Send>(
     });
     let scan_object = |bytes: Bytes| -> Result<_, CheckpointError> {
         let bytes = ItemBytes::new(bytes);
-        let scanned = scan(encoding, &bytes.text(), fields)?;
+        let scanned = scan(form.encoding, &bytes.text(), fields)?;
         if scanned.version.0 > header.version {
             return Err(CheckpointFileError::Damaged("an object is newer than the state").into());
         }
@@ -359,7 +377,10 @@ mod tests {
             let (reader, header) = CheckpointReader::begin(&file[..]).unwrap();
             let load = MemoryBudget::default().begin_load();
             let fields = FieldTable::metadata_only(true);
-            let form = (Encoding::Json, ManagedFields::Keep);
+            let form = ScopeForm {
+                encoding: Encoding::Json,
+                managed_fields: ManagedFields::Keep,
+            };
             let loaded = load_stored(reader, header, form, &fields, load);
             assert_eq!(loaded.is_err(), is_damaged, "{names:?}");
         }

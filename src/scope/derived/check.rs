@@ -176,11 +176,22 @@ impl PrintCheck {
                 continue;
             };
             let printed = self.printer.print(&manner, &peek.bytes(object))?;
-            expect_same(object, &printed, (upstream, &scanned.attributes))?;
+            let upstream = UpstreamText {
+                text: upstream,
+                attributes: &scanned.attributes,
+            };
+            expect_same(object, &printed, upstream)?;
             has_compared = true;
         }
         Ok(has_compared)
     }
+}
+
+/// Upstream's text of an object, and the attributes in it.
+#[derive(Clone, Copy)]
+pub(super) struct UpstreamText<'a> {
+    pub(super) text: &'a [u8],
+    pub(super) attributes: &'a ObjectAttributes,
 }
 
 /// Returns an error if upstream's text of an object, or the attributes in it, are not what is printed of
@@ -188,13 +199,17 @@ impl PrintCheck {
 pub(super) fn expect_same(
     object: &StoredObject,
     printed: &[u8],
-    (upstream, attributes): (&[u8], &ObjectAttributes),
+    upstream: UpstreamText<'_>,
 ) -> Result<(), FallbackReason> {
-    if printed != upstream {
-        return Err(FallbackReason::difference(object.key(), upstream, printed));
+    if printed != upstream.text {
+        return Err(FallbackReason::difference(
+            object.key(),
+            upstream.text,
+            printed,
+        ));
     }
     // Selectors look at what was read in protobuf.
-    if object.attributes != *attributes {
+    if object.attributes != *upstream.attributes {
         return Err(FallbackReason::Difference {
             key: object.key().to_owned(),
             offset: 0,

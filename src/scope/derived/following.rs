@@ -74,13 +74,20 @@ pub(super) enum FollowedChange {
     Closed,
 }
 
+/// The state of a source behind which its events are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FollowedState {
+    pub(super) version: ResourceVersion,
+    /// The number of the source's quarantines before the state was read.
+    pub(super) quarantines: u64,
+}
+
 impl Following {
-    /// Begins behind a state of this version, which was printed as `accepted` does. The source had
-    /// been quarantined this number of times before that.
+    /// Begins behind a state, which was printed as `accepted` does.
     pub(super) fn new(
         source: ScopeHandle,
         subscription: Subscription,
-        (version, quarantines): (ResourceVersion, u64),
+        state: FollowedState,
         accepted: CheckedPrint,
     ) -> Self {
         Self {
@@ -91,8 +98,8 @@ impl Following {
             source,
             subscription,
             pending: VecDeque::new(),
-            version,
-            quarantines,
+            version: state.version,
+            quarantines: state.quarantines,
             accepted,
             told_too_old: false,
             compared_by: None,
@@ -315,7 +322,10 @@ mod tests {
         let (subscription, snapshot) = source
             .reader
             .subscribe(SubscriptionStart::Now, Interest::All);
-        let state = (snapshot.version(), 0);
+        let state = FollowedState {
+            version: snapshot.version(),
+            quarantines: 0,
+        };
         let following = Following::new(source, subscription, state, checked);
         (api, scopes, following)
     }

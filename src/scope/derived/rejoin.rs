@@ -9,8 +9,9 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use watershed_protocol::ResourceVersion;
 
-use super::check::{CheckedPrint, expect_same};
+use super::check::{CheckedPrint, UpstreamText, expect_same};
 use super::failures::FallbackReason;
+use super::following::FollowedState;
 use super::opened::{OpenedSource, until_unusable};
 use super::step::{DerivedEnd, DerivedStep};
 use super::{DerivedFeed, DerivedProgress, SourceLook};
@@ -133,7 +134,10 @@ impl DerivedFeed {
             let printed = self.check.printer.print(manner, &peek.bytes(object))?;
             let (known_bytes, bytes) =
                 (known_peek.bytes(known), manner.format.item_bytes(&printed));
-            let upstream = (known_bytes.as_slice(), &known.attributes);
+            let upstream = UpstreamText {
+                text: known_bytes.as_slice(),
+                attributes: &known.attributes,
+            };
             expect_same(object, bytes.as_slice(), upstream)?;
         }
         Ok(())
@@ -180,7 +184,11 @@ impl DerivedFeed {
             bookmark: checked.bookmark.clone(),
             reprinted: self.states.nothing_anew(),
         };
-        self.follow_from(subscription, (version, point.quarantines), checked);
+        let state = FollowedState {
+            version,
+            quarantines: point.quarantines,
+        };
+        self.follow_from(subscription, state, checked);
         Ok(Some(step))
     }
 }

@@ -69,16 +69,16 @@ impl RunPacker {
         objects: impl IntoIterator<Item = Result<UnmadeObject, E>>,
         origin: impl MakeOrigin,
     ) -> Result<PackedRun, E> {
-        let (mut run, mut next) = (PackedRun::default(), UnmadeLeafBuilder::default());
-        let (format, made) = (&self.format, (&origin, &self.saved));
+        let mut run = PackedRun::default();
+        let mut next = UnmadeLeafBuilder::new(&origin, &self.saved);
         for object in objects {
             let object = object?;
             run.count += 1;
             run.size += object.source.size_with(object.length);
             run.bytes += object.length;
-            run.leaves.extend(next.put(format, object, made));
+            run.leaves.extend(next.put(&self.format, object));
         }
-        run.leaves.extend(next.take(format, made));
+        run.leaves.extend(next.take(&self.format));
         Ok(run)
     }
 }
