@@ -25,6 +25,7 @@ mod parts;
 mod plan;
 mod policy;
 mod reads;
+mod received;
 mod review;
 mod shadow;
 mod source;
@@ -35,7 +36,6 @@ mod unread_body;
 mod usage;
 mod verify;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,19 +43,20 @@ use http::{HeaderValue, Request, Response, header};
 use hyper::body::Incoming;
 
 use crate::access::{Access, Caller};
-use crate::audit::{Audit, AuditRecord};
+use crate::audit::Audit;
 use crate::body::Body;
 use crate::catalog::Catalog;
 use crate::drain;
 use crate::listener::{Peer, TrustedProxies};
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, UpstreamClient};
-use completion::{Completion, MadeResponse};
+use completion::{Completion, MadeResponse, RequestFacts};
 use exchange::Exchange;
 use limits::refusal_log;
 use metrics::InFlight;
 use parts::ServiceParts;
 use plan::RequestPlan;
+use received::ReceivedRequest;
 
 pub use bound_objects::CachedObjects;
 pub use forecast::{CallerStanding, Forecast, Forecaster};
@@ -237,19 +238,13 @@ impl ProxyService {
         exchange.note_known();
         let user = exchange.remembered().await;
         let mut completion = Completion {
-            agent: exchange.headers().get(header::USER_AGENT).cloned(),
+            received,
+            facts: RequestFacts::of(&exchange),
             proxy: from_proxy.then(|| (exchange.caller.clone(), exchange.credential)),
-            verb: exchange.plan.verb,
-            is_safe: exchange.request.method().is_safe(),
-            forward_class: exchange.plan.forward_class,
-            is_finite: exchange.plan.is_finite(),
-            audit_id: received.audit_id,
-            record: received.record,
             admission,
             user,
             shadow,
             in_flight,
-            started: received.arrived,
         };
         let made = match from_memory {
             Ok(answer) => {
@@ -264,15 +259,6 @@ impl ProxyService {
         };
         completion.complete(&parts.completer, made)
     }
-}
-
-/// The first things that are known of a request.
-struct ReceivedRequest {
-    arrived: Instant,
-    audit_id: HeaderValue,
-    /// The address of the client, which may be behind trusted proxies.
-    client: IpAddr,
-    record: Option<AuditRecord>,
 }
 
 #[cfg(test)]

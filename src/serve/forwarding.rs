@@ -87,7 +87,7 @@ impl Forwarding {
         unanswered: Unanswered,
     ) -> MadeResponse {
         // The slot is left when the answer is there.
-        let arrived = completion.started;
+        let arrived = completion.received.arrived;
         let (coalesced, slot) = self.coalesce(&exchange, unanswered, arrived).await;
         if slot.is_some() {
             exchange.note_known();
@@ -113,8 +113,7 @@ impl Forwarding {
             Ok(permit) => {
                 completion.forwards(exchange.request.headers_mut());
                 exchange.note_time_left();
-                let response = self.forward(exchange, reason, permit, completion).await;
-                MadeResponse::forwarded(reason, response)
+                self.forward(exchange, reason, permit, completion).await
             }
             Err(refusal) => {
                 unread_body::discard(exchange.into_request());
@@ -209,7 +208,7 @@ impl Forwarding {
         reason: ForwardReason,
         permit: ForwardPermit,
         completion: &mut Completion,
-    ) -> Response<Body> {
+    ) -> MadeResponse {
         let mut caller = ForwardedCaller::of(&exchange);
         let Exchange {
             request,
@@ -226,17 +225,19 @@ impl Forwarding {
             Ok(sent) => sent,
             Err(error) => {
                 report_not_forwarded(&error);
-                return answer::not_forwarded(&error, is_safe, plan.refusals);
+                let response = answer::not_forwarded(&error, is_safe, plan.refusals);
+                return MadeResponse::in_place_of_upstream(reason, response);
             }
         };
         let settled = self.settle(&mut caller, &mut response, share, completion);
         let share = settled.await;
         let response = hold(response, share, caller.is_known);
-        if is_watch {
+        let response = if is_watch {
             orderly_end::apply(response, is_resumable, &self.draining, takeover)
         } else {
             response
-        }
+        };
+        MadeResponse::by_upstream(reason, response)
     }
 
     /// Sends a request to upstream. Returns the response, and the share to hold until that has
@@ -284,7 +285,7 @@ impl Forwarding {
             caller.is_known = true;
             caller.connection.set_known();
             // It would count as an unknown caller's for as long as it stays open.
-            let (address, class) = (caller.address, completion.forward_class);
+            let (address, class) = (caller.address, completion.facts.forward_class);
             share = share.map(|unknown| self.limits.accepted(address, class, unknown));
         }
         if let Some(memory) = completion.memory().filter(|_| caller.is_known) {

@@ -63,11 +63,6 @@ fn forbid_sniffing(response: &mut Response<Body>) {
     );
 }
 
-/// Returns `true` if a response was made here and not upstream.
-pub(in crate::serve) fn is_made_here(response: &Response<Body>) -> bool {
-    response.extensions().get::<Status>().is_some()
-}
-
 /// Returns the response to a request that a flag of single-identity mode refuses.
 pub(in crate::serve) fn filtered(flag: &str) -> Response<Body> {
     let message = format!("the proxy does not accept such requests ({flag})");
