@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use watershed_protocol::Status;
 
-use crate::listener::Peer;
 use crate::listener::tls::TlsError;
+use crate::listener::{Peer, client_network};
 use crate::scope::{ScopeKey, ScopeOptions, Scopes, Timeline};
 use crate::upstream::{ForwardIdentity, UpstreamClient};
 
@@ -220,29 +220,33 @@ impl Access {
             && self.authorizer.config().review_failure_policy == ReviewFailurePolicy::Refuse
     }
 
-    /// Returns upstream's decision about a proxy's right to ask about others, if this proxy answers its
+    /// Returns upstream's decision about the right of a proxy at this address to ask about others, if this proxy answers its
     /// reviews of this type. `None` if they are to be forwarded.
     pub async fn may_review(
         &self,
         proxy: &Arc<Identity>,
+        address: IpAddr,
         review: ReviewType,
     ) -> Result<Option<ReviewedAccess>, Arc<ReviewError>> {
         if review == ReviewType::Token && !self.authenticator.answers_proxies() {
             return Ok(None);
         }
         let reviewing = &self.reviewing;
-        reviewing.may_review(&self.authorizer, proxy, review).await
+        reviewing
+            .may_review(&self.authorizer, proxy, address, review)
+            .await
     }
 
-    /// Returns the answer to a proxy's review, in the form for proxies.
+    /// Returns the answer to the review of a proxy at this address, in the form for proxies.
     pub async fn answer_proxy(
         &self,
         review: ProxyReview,
         proxy: &Identity,
+        address: IpAddr,
         age: VerdictAge,
     ) -> Result<Bytes, Arc<ReviewError>> {
         review
-            .decide(&self.authenticator, &self.authorizer, proxy, age)
+            .decide(&self.authenticator, &self.authorizer, proxy, address, age)
             .await
     }
 
@@ -276,6 +280,7 @@ impl Access {
         match self.by_certificate(chain, headers) {
             Ok(Some(identity)) => {
                 let head = RequestHead {
+                    address: client_network(peer.address.ip()),
                     method: request.method(),
                     uri: request.uri(),
                     headers,

@@ -9,6 +9,7 @@ pub(super) mod wide_grants;
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,10 +121,12 @@ impl Authorizer {
         &self.nodes
     }
 
-    /// Asks whether `identity` may have this access.
+    /// Asks whether `identity` may have this access. Without credentials, the caller's reviews count for its
+    /// address.
     pub async fn authorize(
         self: &Arc<Self>,
         identity: &Arc<Identity>,
+        address: IpAddr,
         target: AccessTarget,
     ) -> Result<ReviewedAccess, Arc<ReviewError>> {
         let request = Arc::new(AccessRequest {
@@ -137,22 +140,23 @@ impl Authorizer {
             Err(_) if self.denials.sends_on(&request) => Err(ReviewError::OftenDenied.into()),
             // Boxed, because the future is large and rare.
             Err(missing) => {
-                Box::pin(self.review_missing(&request, missing, VerdictUse::Here)).await
+                Box::pin(self.review_missing(&request, missing, VerdictUse::Here, address)).await
             }
         }
     }
 
-    /// Returns a verdict for another proxy. Unless upstream decides now, it is a recent grant by RBAC
+    /// Returns a verdict for another proxy at this address. Unless upstream decides now, it is a recent grant by RBAC
     /// that no change concerns.
     pub(super) async fn decide_for_proxy(
         self: &Arc<Self>,
         request: &Arc<AccessRequest>,
+        address: IpAddr,
         age: VerdictAge,
     ) -> ReviewResult {
         let usage = VerdictUse::PassedOn(age);
         match self.known(request, usage).await {
             Ok(reviewed) => Ok(reviewed),
-            Err(missing) => self.review_missing(request, missing, usage).await,
+            Err(missing) => self.review_missing(request, missing, usage, address).await,
         }
     }
 
@@ -223,6 +227,7 @@ impl Authorizer {
         request: &Arc<AccessRequest>,
         missing: MissingVerdict,
         usage: VerdictUse,
+        address: IpAddr,
     ) -> ReviewResult {
         let wide = match missing {
             MissingVerdict::One => None,
@@ -233,7 +238,7 @@ impl Authorizer {
             MissingVerdict::WideAgain(wide) => self.rules.are_listed().await.then_some(wide),
         };
         if let Some(wide) = wide {
-            let reviewed = self.review_shared(&wide, usage).await?;
+            let reviewed = self.review_shared(&wide, usage, address).await?;
             if covers(&wide, &reviewed) {
                 return Ok(self.noted(reviewed.covering(request), usage));
             }
@@ -242,7 +247,7 @@ impl Authorizer {
                 self.verdicts.insert(wide, reviewed).await;
             }
         }
-        let reviewed = self.review_shared(request, usage).await?;
+        let reviewed = self.review_shared(request, usage, address).await?;
         Ok(self.noted(reviewed, usage))
     }
 
@@ -380,6 +385,7 @@ impl Authorizer {
         self: &Arc<Self>,
         request: &Arc<AccessRequest>,
         usage: VerdictUse,
+        address: IpAddr,
     ) -> ReviewResult {
         let arrived = Instant::now();
         let size = match usage {
@@ -395,15 +401,15 @@ impl Authorizer {
                 let verdicts = self.verdicts_for(usage);
                 let review = || {
                     let (this, request) = (Arc::clone(self), Arc::clone(request));
-                    async move { this.review_once(&request, arrived, usage).await }.boxed()
+                    async move { this.review_once(&request, arrived, usage, address).await }.boxed()
                 };
-                let reviewed = verdicts.review(request, review).await?;
+                let reviewed = verdicts.review(request, address, review).await?;
                 if self.fits(&reviewed, arrived, usage) {
                     return Ok(reviewed);
                 }
             }
         }
-        self.review(request, usage).await
+        self.review(request, usage, address).await
     }
 
     /// Reviews a request that nobody else has reviewed at the moment, and caches the verdict.
@@ -412,6 +418,7 @@ impl Authorizer {
         request: &Arc<AccessRequest>,
         arrived: Instant,
         usage: VerdictUse,
+        address: IpAddr,
     ) -> ReviewResult {
         let verdicts = self.verdicts_for(usage);
         // The review before this one may just have ended.
@@ -420,7 +427,7 @@ impl Authorizer {
         {
             return Ok(cached);
         }
-        let reviewed = self.review(request, usage).await;
+        let reviewed = self.review(request, usage, address).await;
         verdicts.note(request, &reviewed).await;
         reviewed
     }
@@ -441,28 +448,37 @@ impl Authorizer {
 
     /// Returns a valid verdict for an open watch. The reviews of all open watches together have a
     /// bounded rate.
-    pub(super) async fn recheck(self: &Arc<Self>, request: &Arc<AccessRequest>) -> ReviewResult {
+    pub(super) async fn recheck(
+        self: &Arc<Self>,
+        request: &Arc<AccessRequest>,
+        address: IpAddr,
+    ) -> ReviewResult {
         if let Ok(reviewed) = self.known(request, VerdictUse::Here).await {
             return Ok(reviewed);
         }
-        let turn = self.watch_turns.turn(&request.identity).await;
+        let turn = self.watch_turns.turn(&request.identity, address).await;
         // Another watch may have had the same reviewed meanwhile.
         let missing = match self.known(request, VerdictUse::Here).await {
             Ok(reviewed) => return Ok(reviewed),
             Err(missing) => missing,
         };
         let _review = turn.begin();
-        self.review_missing(request, missing, VerdictUse::Here)
+        self.review_missing(request, missing, VerdictUse::Here, address)
             .await
     }
 
-    async fn review(&self, request: &Arc<AccessRequest>, usage: VerdictUse) -> ReviewResult {
+    async fn review(
+        &self,
+        request: &Arc<AccessRequest>,
+        usage: VerdictUse,
+        address: IpAddr,
+    ) -> ReviewResult {
         let review = SubjectAccessReview {
             spec: request.for_review(),
             ..SubjectAccessReview::default()
         };
         self.changes.want(request);
-        let turn = self.queues.of_user(&request.identity).await;
+        let turn = self.queues.of_access(&request.identity, address).await;
         let kind = ReviewType::SubjectAccess.endpoint().kind;
         let turn = turn.inspect_err(|error| metrics::not_sent(kind, error))?;
         // Taken before the review is sent, so that no later change is taken for an earlier one.

@@ -4,6 +4,7 @@
 //! that it rests on change. Then it is *in doubt* until upstream has reviewed it again. The review
 //! either renews it or *revokes* the watch. [`WatchGuard::poll`] advances these states whenever the
 //! watch itself is polled.
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -31,6 +32,8 @@ pub struct WatchGuard {
     authorizer: Arc<Authorizer>,
     verdict: Arc<Verdict>,
     subscription: ChangeSubscription,
+    /// The address that the watch came from.
+    address: IpAddr,
     review: Option<RunningReview>,
     doubts: Doubts,
     /// No review starts before this moment.
@@ -85,12 +88,13 @@ impl Doubts {
 }
 
 impl Authorizer {
-    /// Creates the guard of a watch that has been granted.
-    pub fn guard(self: &Arc<Self>, granted: ReviewedAccess) -> WatchGuard {
+    /// Creates the guard of a watch from this address that has been granted.
+    pub fn guard(self: &Arc<Self>, granted: ReviewedAccess, address: IpAddr) -> WatchGuard {
         let ReviewedAccess { request, verdict } = granted;
         WatchGuard {
             subscription: ChangeSubscription::new(self.changes().listeners(), &request),
             authorizer: Arc::clone(self),
+            address,
             verdict,
             review: None,
             doubts: Doubts::default(),
@@ -177,9 +181,10 @@ impl WatchGuard {
         });
         let authorizer = Arc::clone(&self.authorizer);
         let request = Arc::clone(self.subscription.request());
+        let address = self.address;
         // The review runs in a task of its own, because equal requests share it. Without one, it
         // would stand still with a watch whose client does not read, and all others would wait.
-        let answer = tokio::spawn(async move { authorizer.recheck(&request).await });
+        let answer = tokio::spawn(async move { authorizer.recheck(&request, address).await });
         self.review = Some(RunningReview { doubt, answer });
     }
 

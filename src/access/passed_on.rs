@@ -5,6 +5,7 @@
 //! else is decided after the question. Whose token is this? A proxy that validates tokens itself knows it
 //! from upstream's review of another one of its kind. Can upstream's authorizers all list their rules? That is
 //! asked for all proxies at once.
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,17 +61,18 @@ impl ProxyReview {
         (understood == sent).then_some(Self(question))
     }
 
-    /// Returns the answer to `proxy` in the form for proxies.
+    /// Returns the answer to `proxy` at this address in the form for proxies.
     pub(super) async fn decide(
         self,
         authenticator: &Authenticator,
         authorizer: &Arc<Authorizer>,
         proxy: &Identity,
+        address: IpAddr,
         age: VerdictAge,
     ) -> Result<Bytes, Arc<ReviewError>> {
         let json = match self.0 {
             ProxyQuestion::Access(request) => {
-                let form = decided(authorizer, &request, age).await?;
+                let form = decided(authorizer, &request, address, age).await?;
                 serde_json::to_vec(&form)
             }
             ProxyQuestion::Token(token) => {
@@ -116,10 +118,11 @@ fn token_asked_for(sent: &Value) -> Option<(ProxyQuestion, Value)> {
 async fn decided(
     authorizer: &Arc<Authorizer>,
     request: &Arc<AccessRequest>,
+    address: IpAddr,
     age: VerdictAge,
 ) -> Result<VerdictForm, Arc<ReviewError>> {
     let arrived = Instant::now();
-    match authorizer.decide_for_proxy(request, age).await {
+    match authorizer.decide_for_proxy(request, address, age).await {
         Ok(reviewed) => Ok(form_of(&reviewed, arrived)),
         Err(error) => undecided(&error).ok_or(error),
     }
@@ -174,6 +177,7 @@ impl ReviewingProxies {
         &self,
         authorizer: &Arc<Authorizer>,
         proxy: &Arc<Identity>,
+        address: IpAddr,
         review: ReviewType,
     ) -> Result<Option<ReviewedAccess>, Arc<ReviewError>> {
         let asked = (review, proxy.user.clone());
@@ -187,7 +191,7 @@ impl ReviewingProxies {
             subresource: None,
         };
         let target = AccessTarget::new(Verb::Create.as_str(), reviews);
-        let reviewed = authorizer.authorize(proxy, target).await?;
+        let reviewed = authorizer.authorize(proxy, address, target).await?;
         if reviewed.verdict.is_granted_by_rbac() {
             return Ok(Some(reviewed));
         }

@@ -204,7 +204,7 @@ impl FromMemory {
                 let share = self
                     .watch_limits
                     .begin(reviewed.user(), read.selector_bytes)?;
-                let guard = self.access.authorizer.guard(reviewed);
+                let guard = self.access.authorizer.guard(reviewed, exchange.address());
                 let context = WatchContext {
                     coding,
                     arrived: exchange.arrived.into(),
@@ -256,7 +256,10 @@ impl FromMemory {
             return Err(ForwardReason::NotARead.into());
         };
         let review = verdict_answers::read(asked, body).await?;
-        let decided = self.access.answer_proxy(review, &proxy, age).await;
+        let decided = self
+            .access
+            .answer_proxy(review, &proxy, exchange.address(), age)
+            .await;
         let verdict = decided.map_err(|error| review::undecided(exchange, &error))?;
         let response = answer::verdict(VERDICT_MEDIA_TYPE, verdict);
         Ok(Answer::new(AnswerSource::Verdict, response))

@@ -37,7 +37,7 @@ pub(super) async fn authorize_read(
         Authenticated::Unknown => return Err(ForwardReason::Identity.into()),
     };
     let authorizer = &exchange.access.authorizer;
-    let review = authorizer.authorize(&identity, read.attributes.target());
+    let review = authorizer.authorize(&identity, exchange.address(), read.attributes.target());
     let reviewed = reviewed(exchange, &identity, review).await?;
     match reviewed.decision() {
         Decision::Allowed(_) => Ok(reviewed),
@@ -64,7 +64,7 @@ pub(super) async fn authorize_checkpoint(
     checkpoint: &CheckpointPlan,
 ) -> Result<(), Unanswered> {
     let authorizer = &exchange.access.authorizer;
-    let review = authorizer.authorize(identity, checkpoint.attributes.target());
+    let review = authorizer.authorize(identity, exchange.address(), checkpoint.attributes.target());
     let reviewed = reviewed(exchange, identity, review).await?;
     expect_allowed(&reviewed, ForwardReason::Representation)
 }
@@ -76,7 +76,10 @@ pub(super) async fn authorize_review(
     proxy: &Arc<Identity>,
     review: ReviewType,
 ) -> Result<(), Unanswered> {
-    let granted = exchange.access.may_review(proxy, review).await;
+    let granted = exchange
+        .access
+        .may_review(proxy, exchange.address(), review)
+        .await;
     let granted = granted.map_err(|error| not_reviewed(exchange, Some(proxy), &error))?;
     let granted = granted.ok_or(ForwardReason::NotARead)?;
     audit::record_decision(&exchange.request, granted.decision());
@@ -102,7 +105,7 @@ pub(super) async fn authorize_document(
     let identity = identify_known(exchange).await?;
     let authorizer = &exchange.access.authorizer;
     let target = AccessTarget::get_of_path(&document.path);
-    let review = authorizer.authorize(&identity, target);
+    let review = authorizer.authorize(&identity, exchange.address(), target);
     let reviewed = reviewed(exchange, &identity, review).await?;
     expect_allowed(&reviewed, ForwardReason::NotAResource)
 }

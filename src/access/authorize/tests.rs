@@ -1,6 +1,7 @@
 //! Grants of nodes whose reasons the proxy learns late.
 mod shared_reviews;
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::Response;
@@ -16,6 +17,8 @@ use crate::body::Body;
 use crate::test_support::{self, Api, HTTP2, Pki, eventually, text, typed, upstream_of};
 
 const HOUR: Duration = Duration::from_hours(1);
+/// The address of callers.
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// Returns the request of a node for a secret of its pods.
 fn secret_of(node: &str) -> AccessRequest {
@@ -91,7 +94,11 @@ async fn reviews_that_hang_hold_up_no_others() {
     let review = |user: String| {
         let authorizer = Arc::clone(&authorizer);
         let request = Arc::new(AccessRequest::example(&user, &[], Some("here")));
-        async move { authorizer.review_shared(&request, VerdictUse::Here).await }
+        async move {
+            authorizer
+                .review_shared(&request, VerdictUse::Here, ADDRESS)
+                .await
+        }
     };
     // As many as there are places for all users.
     let stuck: Vec<_> = (0..128)
@@ -133,6 +140,12 @@ fn granted(reason: &str) -> Response<Body> {
     text(format!(r#"{{"status":{status}}}"#))
 }
 
+/// Returns the answer to the question of an open watch.
+async fn is_still_granted(authorizer: &Arc<Authorizer>, request: &Arc<AccessRequest>) -> bool {
+    let reviewed = authorizer.recheck(request, ADDRESS).await;
+    reviewed.unwrap().is_allowed()
+}
+
 /// A proxy in front of an API server that counts reviews, and grants all for a reason.
 async fn counted(reason: &'static str) -> (Arc<Authorizer>, Arc<AtomicUsize>, Api) {
     counting(move || granted(reason)).await
@@ -168,7 +181,7 @@ async fn a_young_grant_by_rbac_is_passed_on_until_a_change_concerns_it() {
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
     let decide = async || {
         let decided = authorizer
-            .decide_for_proxy(&request, VerdictAge::Young)
+            .decide_for_proxy(&request, ADDRESS, VerdictAge::Young)
             .await
             .unwrap();
         assert!(decided.is_allowed());
@@ -204,7 +217,9 @@ async fn a_new_verdict_is_decided_after_the_question() {
     follow_rbac(&authorizer);
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
     for number in 1..=3 {
-        let decided = authorizer.decide_for_proxy(&request, VerdictAge::New).await;
+        let decided = authorizer
+            .decide_for_proxy(&request, ADDRESS, VerdictAge::New)
+            .await;
         assert!(decided.unwrap().is_allowed());
         assert_eq!(asked.load(Ordering::SeqCst), number);
     }
@@ -230,12 +245,16 @@ async fn a_review_for_a_proxy_that_fails_ends_no_verdict() {
     let request = AccessRequest::example("ann", &[], Some("here"));
     let used_here = async || {
         let target = request.target.clone();
-        authorizer.authorize(&request.identity, target).await
+        authorizer
+            .authorize(&request.identity, ADDRESS, target)
+            .await
     };
     assert!(used_here().await.unwrap().is_allowed());
     fails.store(true, Ordering::SeqCst);
     let request = Arc::new(request.clone());
-    let decided = authorizer.decide_for_proxy(&request, VerdictAge::New).await;
+    let decided = authorizer
+        .decide_for_proxy(&request, ADDRESS, VerdictAge::New)
+        .await;
     assert!(decided.is_err());
     assert!(used_here().await.unwrap().is_allowed());
 }
@@ -260,7 +279,7 @@ async fn a_grant_without_a_token_counts_for_no_token_where_webhooks_judge() {
     let of_pod = with_token(&plain, "web-1");
     let post = || AccessTarget::new("post", VerbTarget::Path("/metrics".to_owned()));
     let may = async |identity: &Arc<Identity>| {
-        let reviewed = authorizer.authorize(identity, post());
+        let reviewed = authorizer.authorize(identity, ADDRESS, post());
         reviewed.await.unwrap().is_allowed()
     };
     assert!(may(&plain).await);
@@ -303,7 +322,7 @@ async fn the_right_to_a_path_is_reviewed_for_all_tokens_of_a_user() {
     let web = AccessRequest::example("web", &[], None).identity;
     let reviews = async |user: &Arc<Identity>, path: &str| {
         let target = AccessTarget::get_of_path(path);
-        let may = authorizer.authorize(user, target).await;
+        let may = authorizer.authorize(user, ADDRESS, target).await;
         assert!(may.unwrap().is_allowed());
         asked.load(Ordering::SeqCst)
     };
@@ -345,7 +364,7 @@ async fn a_grant_for_all_names_that_ran_out_is_reviewed_for_all_again() {
         let before = asked.load(Ordering::SeqCst);
         for number in 0..5 {
             let request = Arc::new(list_of_name(number));
-            assert!(authorizer.recheck(&request).await.unwrap().is_allowed());
+            assert!(is_still_granted(&authorizer, &request).await);
         }
         asked.load(Ordering::SeqCst) - before
     };
@@ -365,7 +384,7 @@ async fn a_denial_for_all_tokens_counts_for_each() {
     let before = asked.load(Ordering::SeqCst);
     for number in 0..5 {
         let request = list_of_pod(number);
-        assert!(!authorizer.recheck(&request).await.unwrap().is_allowed());
+        assert!(!is_still_granted(&authorizer, &request).await);
     }
     assert_eq!(asked.load(Ordering::SeqCst), before + 1);
 }
@@ -392,10 +411,10 @@ async fn a_grant_without_a_name_counts_for_all_tokens() {
     for number in 0..5 {
         let request = list_of_pod(number);
         let decided = authorizer
-            .decide_for_proxy(&request, VerdictAge::Young)
+            .decide_for_proxy(&request, ADDRESS, VerdictAge::Young)
             .await;
         assert!(decided.unwrap().is_allowed());
-        assert!(authorizer.recheck(&request).await.unwrap().is_allowed());
+        assert!(is_still_granted(&authorizer, &request).await);
     }
     // One about the rules, and one for proxies and for callers each.
     assert_eq!(asked.load(Ordering::SeqCst), 3);
@@ -409,7 +428,7 @@ async fn what_several_tokens_ask_is_reviewed_for_all_from_the_second_on() {
     follow_rbac(&authorizer);
     for number in 0..5 {
         let request = list_of_pod(number);
-        assert!(authorizer.recheck(&request).await.unwrap().is_allowed());
+        assert!(is_still_granted(&authorizer, &request).await);
     }
     assert_eq!(asked.load(Ordering::SeqCst), 2);
 }
@@ -425,7 +444,7 @@ async fn a_denial_of_a_path_takes_one_review_whatever_the_token() {
     for number in 0..3 {
         let token = with_token(&web, &format!("web-{number}"));
         let target = AccessTarget::get_of_path("/metrics");
-        let may = authorizer.authorize(&token, target).await;
+        let may = authorizer.authorize(&token, ADDRESS, target).await;
         assert!(!may.unwrap().is_allowed());
     }
     assert_eq!(asked.load(Ordering::SeqCst), before + 1);
@@ -445,7 +464,7 @@ async fn what_a_proxy_asks_is_reviewed_for_all_tokens_at_once() {
     resource.name = Some("east".to_owned());
     request.identity = with_token(&request.identity, "web-1");
     let request = Arc::new(request);
-    let decided = authorizer.decide_for_proxy(&request, VerdictAge::New);
+    let decided = authorizer.decide_for_proxy(&request, ADDRESS, VerdictAge::New);
     assert!(decided.await.unwrap().is_allowed());
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
@@ -469,7 +488,7 @@ async fn an_older_grant_is_passed_on_only_where_it_is_wanted() {
     follow_rbac(&authorizer);
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
     let decide = async |age| {
-        let decided = authorizer.decide_for_proxy(&request, age);
+        let decided = authorizer.decide_for_proxy(&request, ADDRESS, age);
         assert!(decided.await.unwrap().is_allowed());
         asked.load(Ordering::SeqCst)
     };
@@ -498,7 +517,7 @@ async fn old_grants_are_not_wanted_where_they_would_outlive_their_time_or_a_chan
     let ann = AccessRequest::example("ann", &[], Some("here")).identity;
     let wanted_by = async |authorizer: &Arc<Authorizer>, path: &str| {
         let target = AccessTarget::get_of_path(path);
-        let reviewed = authorizer.authorize(&ann, target).await.unwrap();
+        let reviewed = authorizer.authorize(&ann, ADDRESS, target).await.unwrap();
         assert!(reviewed.is_allowed());
         wanted.lock().pop().flatten().unwrap()
     };
@@ -543,7 +562,7 @@ async fn grants_that_rbac_did_not_give_are_not_passed_on() {
         let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
         for number in 1..=3 {
             authorizer
-                .decide_for_proxy(&request, VerdictAge::Young)
+                .decide_for_proxy(&request, ADDRESS, VerdictAge::Young)
                 .await
                 .unwrap();
             assert_eq!(asked.load(Ordering::SeqCst), number, "{reason}");
@@ -563,7 +582,7 @@ async fn the_age_of_a_verdict_grows_from_proxy_to_proxy() {
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
     for number in 1..=3 {
         let decided = authorizer
-            .decide_for_proxy(&request, VerdictAge::Young)
+            .decide_for_proxy(&request, ADDRESS, VerdictAge::Young)
             .await
             .unwrap();
         assert!(decided.verdict.age() >= Duration::from_secs(3));

@@ -1,4 +1,5 @@
 //! The verdicts for one use, and the reviews that run for it.
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -25,7 +26,8 @@ pub(super) type ReviewResult = Result<ReviewedAccess, Arc<ReviewError>>;
 /// Keeps verdicts, and shares reviews among those who ask the same at the same time.
 pub(super) struct Verdicts {
     known: Cache<Arc<AccessRequest>, ReviewedAccess>,
-    running: JoinedCalls<Arc<AccessRequest>, ReviewResult>,
+    /// Those for callers without credentials by their addresses, too: each waits for its own turn only.
+    running: JoinedCalls<(Arc<AccessRequest>, Option<IpAddr>), ReviewResult>,
 }
 
 impl Verdicts {
@@ -76,8 +78,11 @@ impl Verdicts {
     pub(super) async fn review(
         &self,
         request: &Arc<AccessRequest>,
+        address: IpAddr,
         review: impl Fn() -> BoxFuture<'static, ReviewResult>,
     ) -> ReviewResult {
-        self.running.join(request, review).await
+        let address = request.identity.is_anonymous().then_some(address);
+        let key = (Arc::clone(request), address);
+        self.running.join(&key, review).await
     }
 }

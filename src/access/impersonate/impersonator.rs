@@ -3,6 +3,7 @@
 //! Upstream tries its modes one after the other, and first the one in which the same user was last
 //! allowed. If none allows it, the first refusal counts.
 //! Source: `apiserver/pkg/endpoints/filters/impersonation/constrained_impersonation.go`.
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::{HeaderMap, Method, Uri};
@@ -43,9 +44,10 @@ pub(in crate::access) struct ImpersonatedIdentity {
     pub(in crate::access) constraint: Option<&'static str>,
 }
 
-/// The head of a request.
+/// The head of a request, and the address that it came from.
 #[derive(Clone, Copy)]
 pub(in crate::access) struct RequestHead<'a> {
+    pub(in crate::access) address: IpAddr,
     pub(in crate::access) method: &'a Method,
     pub(in crate::access) uri: &'a Uri,
     pub(in crate::access) headers: &'a HeaderMap,
@@ -73,9 +75,9 @@ impl Impersonator {
         access: Option<&AccessTarget>,
     ) -> Result<Share, Rejection> {
         let access = access.map_or(0, |access| access.on.size());
-        let share = self
-            .queues
-            .begin_impersonation(caller, head.uri, head.headers, access);
+        let share =
+            self.queues
+                .begin_impersonation(caller, head.address, head.uri, head.headers, access);
         share.ok_or_else(|| Rejection::ReviewFailed(ReviewError::TooManyImpersonations.into()))
     }
 
@@ -96,7 +98,7 @@ impl Impersonator {
         }
         if rules == ImpersonationRules::LegacyOnly {
             let checks = ImpersonationMode::checks_before_modes(wanted);
-            self.require_all(ImpersonationMode::Legacy, caller, checks)
+            self.require_all(ImpersonationMode::Legacy, caller, head.address, checks)
                 .await?;
             return Ok(allowed(ImpersonationMode::Legacy, wanted));
         }
@@ -109,7 +111,7 @@ impl Impersonator {
             if !mode.is_for(wanted, caller) {
                 continue;
             }
-            match self.allow(mode, caller, wanted, access).await {
+            match self.allow(mode, caller, head.address, wanted, access).await {
                 Ok(true) => {
                     self.last_modes.insert(caller.user.clone(), mode);
                     return Ok(allowed(mode, wanted));
@@ -128,6 +130,7 @@ impl Impersonator {
         &self,
         mode: ImpersonationMode,
         caller: &Arc<Identity>,
+        address: IpAddr,
         wanted: &ImpersonationRequest,
         access: Option<&AccessTarget>,
     ) -> Result<bool, Rejection> {
@@ -137,10 +140,11 @@ impl Impersonator {
             };
             if let Some(verb) = mode.request_verb(&access.verb) {
                 let target = AccessTarget::new(verb, access.on.clone());
-                self.require(mode, caller, target).await?;
+                self.require(mode, caller, address, target).await?;
             }
         }
-        self.require_all(mode, caller, mode.checks(wanted)).await?;
+        self.require_all(mode, caller, address, mode.checks(wanted))
+            .await?;
         Ok(true)
     }
 
@@ -148,19 +152,20 @@ impl Impersonator {
         &self,
         mode: ImpersonationMode,
         caller: &Arc<Identity>,
+        address: IpAddr,
         checks: Vec<ModeCheck>,
     ) -> Result<(), Rejection> {
         for check in checks {
             match check {
-                ModeCheck::Named(named) => self.require_named(mode, caller, named).await?,
+                ModeCheck::Named(named) => self.require_named(mode, caller, address, named).await?,
                 ModeCheck::AllOrEach(all, each) => {
-                    match self.require_named(mode, caller, all).await {
+                    match self.require_named(mode, caller, address, all).await {
                         Ok(()) => continue,
                         Err(failed @ Rejection::ReviewFailed(_)) => return Err(failed),
                         Err(Rejection::Status(_)) => {}
                     }
                     for named in each {
-                        self.require_named(mode, caller, named).await?;
+                        self.require_named(mode, caller, address, named).await?;
                     }
                 }
                 ModeCheck::Refused(named, reason) => {
@@ -176,20 +181,22 @@ impl Impersonator {
         &self,
         mode: ImpersonationMode,
         caller: &Arc<Identity>,
+        address: IpAddr,
         named: ResourceRequest,
     ) -> Result<(), Rejection> {
         let target = AccessTarget::new(mode.verb(), named);
-        self.require(mode, caller, target).await
+        self.require(mode, caller, address, target).await
     }
 
     async fn require(
         &self,
         mode: ImpersonationMode,
         caller: &Arc<Identity>,
+        address: IpAddr,
         target: AccessTarget,
     ) -> Result<(), Rejection> {
         let asking = mode.asking(caller);
-        let reviewed = self.authorizer.authorize(&asking, target).await;
+        let reviewed = self.authorizer.authorize(&asking, address, target).await;
         let reviewed = reviewed.map_err(Rejection::ReviewFailed)?;
         let Decision::Denied(reason) = reviewed.decision() else {
             return Ok(());
@@ -418,6 +425,7 @@ mod tests {
         // Upstream's authorizers do not see a path with an escape. Its length counts all the same.
         let uri: Uri = format!("/a%20b?{}", "x".repeat(60_000)).parse().unwrap();
         let head = RequestHead {
+            address: [192, 0, 2, 1].into(),
             method: &Method::GET,
             uri: &uri,
             headers: &headers,

@@ -28,7 +28,8 @@ const KNOWN: Seats = Seats { all: 128, each: 64 };
 /// Concurrent reviews of the tokens of such callers, of all and of each. They have places of their own: a
 /// webhook that hangs when it is asked for accesses answers for tokens, or is not asked.
 const KNOWN_TOKENS: Seats = Seats { all: 64, each: 32 };
-/// Concurrent reviews of unknown tokens, of all addresses and of each.
+/// Concurrent reviews of unknown tokens, and of what callers without credentials may do, of all addresses and
+/// of each.
 const UNKNOWN: Seats = Seats { all: 64, each: 16 };
 /// Time after which a review is late: it leaves its place to the reviews of others. A verdict takes
 /// milliseconds.
@@ -40,16 +41,18 @@ const HANGS: Duration = Duration::from_secs(4);
 /// Together with those of limited callers they leave a part of the 66 seats that the flow control which comes
 /// with the proxy has.
 const HANGING_KNOWN: Seats = Seats { all: 12, each: 4 };
-/// The same of tokens, known or unknown, of all users or addresses and of each.
+/// The same of tokens, known or unknown, and for callers without credentials, of all users or addresses and of
+/// each.
 const HANGING_TOKENS: Seats = Seats { all: 8, each: 4 };
 /// Concurrent reviews of known callers that are limited as theirs hang, of all and of each. They are given up
 /// when they are late, unless they find a place among those that hang.
 const LIMITED_KNOWN: Seats = Seats { all: 20, each: 2 };
-/// The same of tokens, known or unknown, of all users or addresses and of each.
+/// The same of tokens, known or unknown, and for callers without credentials, of all users or addresses and of
+/// each.
 const LIMITED_TOKENS: Seats = Seats { all: 8, each: 4 };
 /// Interval at which the reviews that wait for a limited caller's turn see if the caller still is.
 const LIMIT_CHECK: Duration = Duration::from_millis(250);
-/// Longest wait of a known caller's request for a place.
+/// Longest wait of a request for a place, unless its token is unknown.
 const KNOWN_WAIT: Duration = Duration::from_secs(10);
 
 /// Memory that may be taken by requests that wait for a review of an unknown token. One address
@@ -191,6 +194,7 @@ pub(in crate::access) struct ReviewQueues {
     known: Arc<ReviewLane>,
     /// Those of their tokens.
     known_tokens: Arc<ReviewLane>,
+    /// Those of unknown tokens, and of what callers without credentials may do.
     unknown: Arc<ReviewLane>,
     unknown_waiting: Shares,
     impersonation_waiting: Shares,
@@ -221,12 +225,22 @@ impl Default for ReviewQueues {
 }
 
 impl ReviewQueues {
-    /// Waits until a review of what a user may do may be sent.
-    pub(in crate::access) async fn of_user(
+    /// Waits until a review of what a caller at this address may do may be sent.
+    pub(in crate::access) async fn of_access(
         &self,
         identity: &Identity,
+        address: IpAddr,
     ) -> Result<ReviewTurn, ReviewError> {
-        known_turn(&self.known, CallerKey::user(&identity.user)).await
+        bounded_turn(self.access_lane(identity), caller_key(identity, address)).await
+    }
+
+    /// Returns the places for reviews of what a caller may do. Anybody can come without credentials.
+    fn access_lane(&self, identity: &Identity) -> &Arc<ReviewLane> {
+        if identity.is_anonymous() {
+            &self.unknown
+        } else {
+            &self.known
+        }
     }
 
     /// Waits until a review of a user's token may be sent.
@@ -234,7 +248,7 @@ impl ReviewQueues {
         &self,
         identity: &Identity,
     ) -> Result<ReviewTurn, ReviewError> {
-        known_turn(&self.known_tokens, CallerKey::user(&identity.user)).await
+        bounded_turn(&self.known_tokens, CallerKey::user(&identity.user)).await
     }
 
     /// Waits until a review of a token may be sent that was accepted lately, from this address.
@@ -242,7 +256,7 @@ impl ReviewQueues {
         &self,
         address: IpAddr,
     ) -> Result<ReviewTurn, ReviewError> {
-        known_turn(&self.known_tokens, CallerKey::Address(address)).await
+        bounded_turn(&self.known_tokens, CallerKey::Address(address)).await
     }
 
     /// Waits until a review of an unknown token may be sent, from this address.
@@ -266,18 +280,31 @@ impl ReviewQueues {
     pub(in crate::access) fn begin_impersonation(
         &self,
         impersonator: &Identity,
+        address: IpAddr,
         target: &Uri,
         headers: &HeaderMap,
         more_bytes: usize,
     ) -> Option<Share> {
-        let user = CallerKey::user(&impersonator.user);
+        let caller = caller_key(impersonator, address);
         let more = (target_memory(target) + more_bytes) as u64;
         self.impersonation_waiting
-            .take(user, waiting_bytes(headers) + more)
+            .take(caller, waiting_bytes(headers) + more)
     }
 }
 
-async fn known_turn(lane: &Arc<ReviewLane>, caller: CallerKey) -> Result<ReviewTurn, ReviewError> {
+/// Returns the key of a caller. Those without credentials are many, who count by their addresses.
+pub(in crate::access) fn caller_key(identity: &Identity, address: IpAddr) -> CallerKey {
+    if identity.is_anonymous() {
+        CallerKey::Address(address)
+    } else {
+        CallerKey::user(&identity.user)
+    }
+}
+
+async fn bounded_turn(
+    lane: &Arc<ReviewLane>,
+    caller: CallerKey,
+) -> Result<ReviewTurn, ReviewError> {
     let turn = timeout(KNOWN_WAIT, lane.turn(caller)).await;
     turn.map_err(|_| ReviewError::GivenUp(KNOWN_WAIT))
 }
@@ -290,12 +317,15 @@ fn waiting_bytes(headers: &HeaderMap) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::net::Ipv4Addr;
 
     use futures_util::future::join_all;
     use http::StatusCode;
     use tokio::time::{Instant, sleep};
 
     use super::*;
+
+    const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
     struct CallOnDrop<F: Fn()>(F);
 
@@ -331,7 +361,8 @@ mod tests {
         headers.insert("impersonate-user", "x".repeat(60_000).parse().unwrap());
         let waiting = |user: &str, access_bytes| {
             let (user, target) = (named(user), Uri::default());
-            let begin = || queues.begin_impersonation(&user, &target, &headers, access_bytes);
+            let begin =
+                || queues.begin_impersonation(&user, ADDRESS, &target, &headers, access_bytes);
             let shares = std::iter::from_fn(begin);
             shares.collect::<Vec<_>>()
         };
@@ -365,7 +396,7 @@ mod tests {
         /// Has a review that would take longer than one that begins now may wait for its turn.
         async fn review(&self, user: &str) -> Result<(), ReviewError> {
             let limit = KNOWN_WAIT + 2 * LATE;
-            let turn = self.queues.of_user(&named(user)).await?;
+            let turn = self.queues.of_access(&named(user), ADDRESS).await?;
             let review = async {
                 self.running.set(self.running.get() + 1);
                 self.most.set(self.most.get().max(self.running.get()));
@@ -400,6 +431,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn callers_without_credentials_take_places_of_their_addresses_alone() {
+        let (queues, anonymous) = (ReviewQueues::default(), Identity::anonymous());
+        let turns_of = |host, number| {
+            let address = IpAddr::from([198, 51, 100, host]);
+            let turns = (0..number).map(|_| queues.of_access(&anonymous, address));
+            join_all(turns.collect::<Vec<_>>())
+        };
+        let of_one = turns_of(1, UNKNOWN.each).await;
+        let more = turns_of(1, 1).await.pop().unwrap();
+        assert!(matches!(more, Err(ReviewError::GivenUp(_))));
+        let begun = Instant::now();
+        let of_others = join_all((2..5).map(|host| turns_of(host, UNKNOWN.each))).await;
+        let user = named("known");
+        let of_user = join_all((0..KNOWN.each).map(|_| queues.of_access(&user, ADDRESS))).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        let strangers = of_others.iter().flatten().chain(&of_one);
+        assert!(strangers.chain(&of_user).all(Result::is_ok));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_user_is_served_soon_after_its_reviews_have_ceased_to_hang() {
         let hanging = Hanging::default();
         let loops = async {
@@ -408,7 +459,7 @@ mod tests {
         let _ = timeout(Duration::from_secs(30), loops).await;
         let begun = Instant::now();
         let answered = async || {
-            let turn = hanging.queues.of_user(&named("stuck")).await?;
+            let turn = hanging.queues.of_access(&named("stuck"), ADDRESS).await?;
             turn.run(async {
                 sleep(LATE / 2).await;
                 Ok(())
@@ -424,7 +475,7 @@ mod tests {
     async fn reviews_that_take_seconds_are_not_limited() {
         let queues = ReviewQueues::default();
         let slow = async || {
-            let turn = queues.of_user(&named("slow")).await?;
+            let turn = queues.of_access(&named("slow"), ADDRESS).await?;
             let review = async {
                 sleep(2 * LATE).await;
                 Ok(())
@@ -448,7 +499,7 @@ mod tests {
                 for user in &stuck {
                     let turn = hanging.queues.of_users_token(&named(user)).await;
                     assert!(turn.unwrap().run(async { Ok(()) }).await.is_ok());
-                    if let Ok(turn) = hanging.queues.of_user(&named(user)).await {
+                    if let Ok(turn) = hanging.queues.of_access(&named(user), ADDRESS).await {
                         let refused = ReviewError::Refused(StatusCode::TOO_MANY_REQUESTS);
                         assert!(turn.run::<()>(async { Err(refused) }).await.is_err());
                     }
@@ -461,7 +512,10 @@ mod tests {
             hanging.most.set(0);
             for n in 0..100 {
                 let begun = Instant::now();
-                let turn = hanging.queues.of_user(&named(&format!("other-{n}"))).await;
+                let turn = hanging
+                    .queues
+                    .of_access(&named(&format!("other-{n}")), ADDRESS)
+                    .await;
                 let verdict = turn.unwrap().run(async { Ok(n) }).await;
                 assert_eq!(verdict.unwrap(), n);
                 assert_eq!(begun.elapsed(), Duration::ZERO);
@@ -469,7 +523,7 @@ mod tests {
             }
             // One whose reviews hung before is served, too, if they do not.
             let begun = Instant::now();
-            let turn = hanging.queues.of_user(&named("stuck-7")).await;
+            let turn = hanging.queues.of_access(&named("stuck-7"), ADDRESS).await;
             assert!(turn.unwrap().run(async { Ok(()) }).await.is_ok());
             assert!(begun.elapsed() < KNOWN_WAIT, "{:?}", begun.elapsed());
         };

@@ -1,5 +1,5 @@
 //! Reviews of equal requests that arrive together.
-use futures_util::future::poll_immediate;
+use futures_util::future::{join_all, poll_immediate};
 use http::StatusCode;
 use tokio::sync::Notify;
 
@@ -22,7 +22,7 @@ async fn a_review_goes_on_for_those_who_wait_when_others_leave() {
     .await;
     let authorizer = authorizer_of(&pki, &api).await;
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
-    let review = || Box::pin(authorizer.review_shared(&request, VerdictUse::Here));
+    let review = || Box::pin(authorizer.review_shared(&request, VerdictUse::Here, ADDRESS));
     let mut waiting = review();
     for _ in 0..300 {
         let mut next = review();
@@ -51,7 +51,9 @@ async fn a_review_that_failed_is_asked_for_again() {
     let (authorizer, asked, _api) = counting(refused).await;
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
     for times in 1..=2 {
-        let reviewed = authorizer.review_shared(&request, VerdictUse::Here).await;
+        let reviewed = authorizer
+            .review_shared(&request, VerdictUse::Here, ADDRESS)
+            .await;
         assert!(reviewed.is_err());
         assert_eq!(asked.load(Ordering::SeqCst), times);
     }
@@ -72,11 +74,56 @@ async fn a_review_that_failed_ends_the_grant_before_it() {
     .await;
     follow_rbac(&authorizer);
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
-    let decide = async |age| authorizer.decide_for_proxy(&request, age).await.is_ok();
+    let decide = async |age| {
+        authorizer
+            .decide_for_proxy(&request, ADDRESS, age)
+            .await
+            .is_ok()
+    };
     assert!(decide(VerdictAge::New).await);
     assert!(decide(VerdictAge::Young).await);
     assert_eq!(asked.load(Ordering::SeqCst), 1, "the grant is young");
     is_granted.store(false, Ordering::SeqCst);
     assert!(!decide(VerdictAge::New).await);
     assert!(!decide(VerdictAge::Young).await);
+}
+
+/// One address asks so much that its reviews wait, and also what another one asks.
+#[tokio::test]
+async fn a_caller_without_credentials_does_not_wait_for_the_turn_of_another_one() {
+    let pki = Pki::new();
+    let api = answering(&pki, |_| granted("")).await;
+    let authorizer = authorizer_of(&pki, &api).await;
+    let anonymous = Arc::new(Identity::anonymous());
+    let other = IpAddr::from([192, 0, 2, 2]);
+    let turns = (0..16).map(|_| authorizer.queues.of_access(&anonymous, ADDRESS));
+    let turns = join_all(turns).await;
+    let ask = |address| {
+        let version = AccessTarget::get_of_path("/version");
+        authorizer.authorize(&anonymous, address, version)
+    };
+    let mut waiting = Box::pin(ask(ADDRESS));
+    assert!(poll_immediate(&mut waiting).await.is_none());
+    assert!(ask(other).await.unwrap().is_allowed());
+    assert!(poll_immediate(&mut waiting).await.is_none());
+    drop(turns);
+    assert!(waiting.await.unwrap().is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_without_credentials_take_turns_of_no_known_caller() {
+    let (turns, anonymous) = (WatchTurns::default(), Identity::anonymous());
+    let addresses = (1..100).map(|host| IpAddr::from([198, 51, 100, host]));
+    let mut waiting: Vec<_> = addresses
+        .map(|address| Box::pin(turns.turn(&anonymous, address)))
+        .collect();
+    let strangers = join_all(waiting.iter_mut().map(poll_immediate)).await;
+    assert!(strangers.iter().any(Option::is_some));
+    assert!(strangers.iter().any(Option::is_none));
+    let known = AccessRequest::example("ann", &[], None).identity;
+    assert!(
+        poll_immediate(Box::pin(turns.turn(&known, ADDRESS)))
+            .await
+            .is_some()
+    );
 }
