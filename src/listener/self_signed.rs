@@ -1,8 +1,9 @@
 //! Makes a self-signed certificate when none is given, as kube-apiserver does.
 //!
 //! The CA is in `ca.crt` and `ca.key`, the serving pair in `tls.crt` and `tls.key`. The CA stays
-//! the same over restarts, so that clients keep trusting it. The serving pair is renewed when it is
-//! about to expire or lacks a name. Only then the CA's key is needed.
+//! the same over restarts, so that clients keep trusting it. It may be another one than the proxy
+//! would make, such as one for all replicas. The serving pair is renewed when it is about to expire
+//! or lacks a name. Only then the CA's key is needed.
 //!
 //! Another CA is made at the start alone, and only where the files are missing, useless or about to
 //! expire: clients that trust the old one would fail at once.
@@ -19,11 +20,12 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, date_time_ymd,
 };
-use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{CertificateError, RootCertStore};
 
 /// kubeadm's lifetimes: ten years for a CA, one for what it signs.
 const CA_YEARS: i32 = 10;
@@ -100,6 +102,12 @@ pub enum CaProblem {
     /// The key is none, or another one's.
     #[error("ca.key is not the key of ca.crt")]
     OtherKey,
+    /// The two fit, and clients would not accept what they sign.
+    #[error(
+        "clients that trust ca.crt would refuse what ca.key signs (ca.crt has to be of an authority, \
+         have no constraints that exclude the proxy's names, and name no part of its subject twice)"
+    )]
+    Refused,
 }
 
 /// Returns the path of the CA's certificate.
@@ -156,10 +164,11 @@ fn hostname() -> Option<String> {
 }
 
 /// Finds a valid serving pair in `dir`, or makes one. If the CA there cannot sign it, makes another
-/// CA. Blocks.
+/// CA. One that can sign and whose certificates clients would refuse is an operator's own, and stays:
+/// that is an error. Blocks.
 pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSignedError> {
     let problem = match renew(dir, names) {
-        Err(SelfSignedError::Ca { problem, .. }) => problem,
+        Err(SelfSignedError::Ca { problem, .. }) if problem != CaProblem::Refused => problem,
         other => return other,
     };
     if problem != CaProblem::Missing {
@@ -174,7 +183,7 @@ pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSi
     let certificate = ca_params().self_signed(&ca_key).map_err(make)?;
     write(&dir.join("ca.key"), &ca_key.serialize_pem(), 0o600)?;
     write(&ca_file(dir), &certificate.pem(), 0o644)?;
-    sign(dir, names, &ca_key)
+    sign(dir, names, certificate.der(), ca_key)
 }
 
 /// Finds a valid serving pair in `dir`, or lets the CA there sign one. Blocks.
@@ -202,20 +211,37 @@ pub(super) fn renew(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSig
         parsed.public_key().raw == rcgen::PublicKeyData::subject_public_key_info(key)
     };
     let key = key.and_then(Result::ok).filter(is_its_key);
-    sign(
-        dir,
-        names,
-        &key.ok_or_else(|| useless(CaProblem::OtherKey))?,
-    )
+    let key = key.ok_or_else(|| useless(CaProblem::OtherKey))?;
+    if !parsed.is_ca() {
+        return Err(useless(CaProblem::Refused));
+    }
+    sign(dir, names, &ca, key)
 }
 
 /// Makes a serving pair that this CA signs.
-fn sign(dir: &Path, names: &[String], ca_key: &KeyPair) -> Result<ServingPair, SelfSignedError> {
+fn sign(
+    dir: &Path,
+    names: &[String],
+    ca: &CertificateDer<'static>,
+    ca_key: KeyPair,
+) -> Result<ServingPair, SelfSignedError> {
+    let refused = || SelfSignedError::Ca {
+        dir: dir.to_owned(),
+        problem: CaProblem::Refused,
+    };
     let make = cannot_make(names);
+    let issuer = Issuer::from_ca_cert_der(ca, ca_key).map_err(|_| refused())?;
     let key = KeyPair::generate().map_err(make)?;
     let certificate = serving_params(names)
-        .and_then(|params| params.signed_by(&key, &Issuer::new(ca_params(), ca_key)))
+        .and_then(|params| params.signed_by(&key, &issuer))
         .map_err(make)?;
+    // Otherwise each look at the files would find the pair useless, and make another one.
+    if let Err(error) = verify(ca, certificate.der(), names)
+        && !is_about_a_name(&error)
+    {
+        tracing::debug!(%error, "a certificate of the CA in --cert-dir would be refused");
+        return Err(refused());
+    }
     let pair = serving_pair(dir);
     write(&pair.key, &key.serialize_pem(), 0o600)?;
     write(&pair.cert, &certificate.pem(), 0o644)?;
@@ -250,31 +276,53 @@ fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, SelfSignedError> {
 
 /// Returns `true` if a client that trusts `ca` accepts the pair by each name, now and for a while.
 fn is_valid(ca: &CertificateDer<'static>, pair: &ServingPair, names: &[String]) -> bool {
-    verify(ca, pair, names).is_some()
+    let certificate = certificate_of(pair);
+    certificate.is_some_and(|certificate| verify(ca, &certificate, names).is_ok())
 }
 
-fn verify(ca: &CertificateDer<'static>, pair: &ServingPair, names: &[String]) -> Option<()> {
+/// Returns the certificate of a pair, if its key fits.
+fn certificate_of(pair: &ServingPair) -> Option<CertificateDer<'static>> {
     let certificate = CertificateDer::from_pem_file(&pair.cert).ok()?;
     let key = PrivateKeyDer::from_pem_file(&pair.key).ok()?;
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    CertifiedKey::from_der(vec![certificate.clone()], key, &provider).ok()?;
+    Some(certificate)
+}
+
+/// Returns the error of a client that trusts `ca` and refuses a certificate, by one of these names, now
+/// or after a while.
+fn verify(
+    ca: &CertificateDer<'static>,
+    certificate: &CertificateDer<'static>,
+    names: &[String],
+) -> Result<(), rustls::Error> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    rustls::sign::CertifiedKey::from_der(vec![certificate.clone()], key, &provider).ok()?;
     let mut roots = RootCertStore::empty();
-    roots.add(ca.clone()).ok()?;
+    roots.add(ca.clone())?;
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
         .build()
-        .ok()?;
+        .map_err(|error| rustls::Error::General(error.to_string()))?;
     let now = Duration::from_secs(UnixTime::now().as_secs());
     for name in names {
-        let name = ServerName::try_from(name.as_str()).ok()?;
+        let name = ServerName::try_from(name.as_str())
+            .map_err(|_| rustls::Error::from(CertificateError::NotValidForName))?;
         // A pair that was made while the clock was ahead is not valid yet.
         for moment in [now, now + RENEW_BEFORE] {
             let moment = UnixTime::since_unix_epoch(moment);
-            verifier
-                .verify_server_cert(&certificate, &[], &name, &[], moment)
-                .ok()?;
+            verifier.verify_server_cert(certificate, &[], &name, &[], moment)?;
         }
     }
-    Some(())
+    Ok(())
+}
+
+/// Returns `true` if a certificate is refused for a name that no certificate can have as it was given.
+fn is_about_a_name(error: &rustls::Error) -> bool {
+    matches!(
+        error,
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }
+        )
+    )
 }
 
 fn ca_params() -> CertificateParams {
@@ -341,143 +389,4 @@ fn write(path: &Path, content: &str, mode: u32) -> Result<(), SelfSignedError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn contents(dir: &Path) -> Vec<Vec<u8>> {
-        ["ca.crt", "ca.key", "tls.crt", "tls.key"]
-            .map(|name| fs::read(dir.join(name)).unwrap())
-            .to_vec()
-    }
-
-    #[test]
-    fn a_valid_pair_is_used_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let names = names("127.0.0.1".parse().unwrap(), &[]);
-        ensure(dir.path(), &names).unwrap();
-        let made = contents(dir.path());
-        ensure(dir.path(), &names).unwrap();
-        assert_eq!(made, contents(dir.path()));
-    }
-
-    #[test]
-    fn a_new_name_makes_a_new_pair_of_the_same_ca() {
-        let dir = tempfile::tempdir().unwrap();
-        ensure(dir.path(), &names("127.0.0.1".parse().unwrap(), &[])).unwrap();
-        let made = contents(dir.path());
-        let more = names(
-            "192.0.2.7".parse().unwrap(),
-            &["api.example.com".to_owned()],
-        );
-        let pair = ensure(dir.path(), &more).unwrap();
-        let remade = contents(dir.path());
-        assert_eq!(made[..2], remade[..2], "the CA stays");
-        assert_ne!(made[2..], remade[2..]);
-        let ca = ca_of(dir.path());
-        assert!(is_valid(&ca, &pair, &more));
-        assert!(!is_valid(&ca, &pair, &["elsewhere.example.com".to_owned()]));
-    }
-
-    fn ca_of(dir: &Path) -> CertificateDer<'static> {
-        CertificateDer::from_pem_file(ca_file(dir)).unwrap()
-    }
-
-    #[test]
-    fn a_running_proxy_keeps_its_ca_whatever_happens_to_the_key() {
-        let dir = tempfile::tempdir().unwrap();
-        let (key, names) = (
-            dir.path().join("ca.key"),
-            names("127.0.0.1".parse().unwrap(), &[]),
-        );
-        ensure(dir.path(), &names).unwrap();
-        let made = contents(dir.path());
-        let other_key = KeyPair::generate().unwrap().serialize_pem();
-        let more = [names.clone(), vec!["api.example.com".to_owned()]].concat();
-        for (content, wanted) in [
-            (None, CaProblem::NoKey),
-            (Some(other_key), CaProblem::OtherKey),
-        ] {
-            match content {
-                Some(content) => fs::write(&key, content).unwrap(),
-                None => fs::remove_file(&key).unwrap(),
-            }
-            renew(dir.path(), &names).unwrap();
-            let renewed = renew(dir.path(), &more);
-            let is_wanted = |error: &_| matches!(error, SelfSignedError::Ca { problem, .. } if *problem == wanted);
-            assert!(renewed.as_ref().is_err_and(is_wanted), "{renewed:?}");
-        }
-        // A file that is there and cannot be read, as without the right to.
-        fs::remove_file(&key).unwrap();
-        fs::create_dir(&key).unwrap();
-        for result in [renew(dir.path(), &more), ensure(dir.path(), &more)] {
-            assert!(
-                matches!(result, Err(SelfSignedError::Read { .. })),
-                "{result:?}"
-            );
-        }
-        fs::remove_dir(&key).unwrap();
-        fs::write(&key, &made[1]).unwrap();
-        assert_eq!(made, contents(dir.path()));
-    }
-
-    #[test]
-    fn a_ca_that_cannot_sign_is_replaced_at_the_start_when_it_is_needed() {
-        let dir = tempfile::tempdir().unwrap();
-        let names = names("127.0.0.1".parse().unwrap(), &[]);
-        ensure(dir.path(), &names).unwrap();
-        let made = contents(dir.path());
-        let other_key = KeyPair::generate().unwrap().serialize_pem();
-        fs::write(dir.path().join("ca.key"), other_key).unwrap();
-        ensure(dir.path(), &names).unwrap();
-        assert_eq!(made[0], contents(dir.path())[0], "the pair is valid");
-        fs::remove_file(dir.path().join("tls.crt")).unwrap();
-        let pair = ensure(dir.path(), &names).unwrap();
-        assert!(is_valid(&ca_of(dir.path()), &pair, &names));
-        assert_ne!(made[0], contents(dir.path())[0]);
-    }
-
-    #[test]
-    fn a_pair_that_was_made_while_the_clock_was_ahead_is_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        let names = names("127.0.0.1".parse().unwrap(), &[]);
-        let pair = ensure(dir.path(), &names).unwrap();
-        let ca_key = fs::read_to_string(dir.path().join("ca.key")).unwrap();
-        let issuer = Issuer::new(ca_params(), KeyPair::from_pem(&ca_key).unwrap());
-        let key = KeyPair::generate().unwrap();
-        let mut params = serving_params(&names).unwrap();
-        let ahead = Zoned::now().date().saturating_add(20.days());
-        let (month, day) = (ahead.month().unsigned_abs(), ahead.day().unsigned_abs());
-        params.not_before = date_time_ymd(i32::from(ahead.year()), month, day);
-        let certificate = params.signed_by(&key, &issuer).unwrap();
-        fs::write(&pair.key, key.serialize_pem()).unwrap();
-        fs::write(&pair.cert, certificate.pem()).unwrap();
-        assert!(!is_valid(&ca_of(dir.path()), &pair, &names));
-        let renewed = renew(dir.path(), &names).unwrap();
-        assert!(is_valid(&ca_of(dir.path()), &renewed, &names));
-    }
-
-    #[test]
-    fn an_invalid_name_is_left_out() {
-        let names = names("0.0.0.0".parse().unwrap(), &["not a name".to_owned()]);
-        assert!(
-            !names
-                .iter()
-                .any(|name| name == "not a name" || name == "0.0.0.0")
-        );
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn keys_are_for_the_owner_only() {
-        use std::os::unix::fs::PermissionsExt;
-        let dir = tempfile::tempdir().unwrap();
-        ensure(dir.path(), &names("::1".parse().unwrap(), &[])).unwrap();
-        for name in ["ca.key", "tls.key"] {
-            let mode = fs::metadata(dir.path().join(name))
-                .unwrap()
-                .permissions()
-                .mode();
-            assert_eq!(mode & 0o777, 0o600, "{name}");
-        }
-    }
-}
+mod tests;
