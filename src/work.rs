@@ -3,11 +3,14 @@
 //! Whatever walks over the objects or events of a type spends a [`WorkBudget`], and ends its turn
 //! when that is spent. The unit is one look at an object, so that tests need no clock. Work that
 //! waits for the system, or takes long in one piece, is [`blocking`].
+mod turns;
+
 use std::task::Context;
 
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
+use turns::Turns;
 pub use watershed_connect::blocking;
 
 /// Objects that a task looks at in one turn. With an expensive selector that takes a millisecond.
@@ -18,7 +21,7 @@ pub const REDUCED_OBJECT: usize = 16;
 pub const REPLACED_OBJECT: usize = 16;
 /// The work of printing an object as a row of a Table. Large ones take more.
 pub const PRINTED_OBJECT: usize = 64;
-/// Bytes of an object that is printed or reduced, whose reading is one unit of work. An object may have
+/// Bytes of an object that is printed or reduced, or of an answer, which are one unit of work. An object may have
 /// a megabyte, and a reader may ask for many of them.
 const BYTES_OF_UNIT: usize = 64;
 /// The work of compressing a piece of some 32 KiB.
@@ -28,12 +31,15 @@ pub const COMPRESSED_PIECE: usize = 512;
 #[derive(Debug)]
 pub struct WorkBudget {
     left: usize,
+    /// The turns of a task that sends more than fits into one.
+    turns: Option<Turns>,
 }
 
 impl Default for WorkBudget {
     fn default() -> Self {
         Self {
             left: OBJECTS_PER_TURN,
+            turns: None,
         }
     }
 }
@@ -49,6 +55,11 @@ impl WorkBudget {
         self.left == 0
     }
 
+    /// Takes the sending of so many bytes off the budget. Most of it is encryption.
+    pub fn spend_bytes(&mut self, bytes: usize) {
+        self.spend(bytes / BYTES_OF_UNIT);
+    }
+
     /// Begins the next turn if the budget is spent. Returns `true` if so: the caller must return
     /// `Poll::Pending`, and is polled again.
     pub fn ends_turn(&mut self, context: &Context<'_>) -> bool {
@@ -60,11 +71,23 @@ impl WorkBudget {
         is_spent
     }
 
+    /// Ends the turn of a task that sends much, if the budget is spent. Returns `true` until the next
+    /// one has come: the caller must return `Poll::Pending`, and is polled again. Of all such tasks,
+    /// few go on at the same time.
+    pub fn awaits_turn(&mut self, context: &mut Context<'_>) -> bool {
+        if self.is_spent() {
+            self.left = OBJECTS_PER_TURN;
+            self.turns.get_or_insert_default().end();
+        }
+        let turns = self.turns.as_mut();
+        turns.is_some_and(|turns| turns.poll_next(context).is_pending())
+    }
+
     /// Takes work off the budget, and lets other tasks run if it is spent.
     pub async fn work(&mut self, work: usize) {
         self.spend(work);
         if self.is_spent() {
-            *self = Self::default();
+            self.left = OBJECTS_PER_TURN;
             yield_now().await;
         }
     }

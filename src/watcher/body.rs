@@ -345,10 +345,13 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body
         while !this.is_over
             && let Some(initial) = &mut this.initial
         {
-            if initial.budget.ends_turn(context) {
+            if initial.budget.awaits_turn(context) {
                 return Poll::Pending;
             }
             if let Some(chunk) = this.initial_chunk() {
+                if let Some(initial) = &mut this.initial {
+                    initial.budget.spend_bytes(chunk.len());
+                }
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }
         }

@@ -106,10 +106,14 @@ impl http_body::Body for CheckpointBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
-        if this.budget.ends_turn(context) {
+        if this.budget.awaits_turn(context) {
             return Poll::Pending;
         }
-        Poll::Ready(this.next().map(|chunk| chunk.map(Frame::data)).transpose())
+        let chunk = this.next();
+        if let Ok(Some(chunk)) = &chunk {
+            this.budget.spend_bytes(chunk.len());
+        }
+        Poll::Ready(chunk.map(|chunk| chunk.map(Frame::data)).transpose())
     }
 
     fn is_end_stream(&self) -> bool {

@@ -129,12 +129,13 @@ impl<S: ListSource + Unpin> http_body::Body for ListBody<S> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
-        if this.budget.ends_turn(context) {
+        if this.budget.awaits_turn(context) {
             return Poll::Pending;
         }
         let chunk = this.next();
-        let sent = chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
-        this.left = this.left.saturating_sub(sent);
+        let sent = chunk.as_ref().map_or(0, Bytes::len);
+        this.budget.spend_bytes(sent);
+        this.left = this.left.saturating_sub(sent as u64);
         Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
 
