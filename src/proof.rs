@@ -417,7 +417,9 @@ impl Prover {
                 Err(ProofError::Late)
             }
             GetQuestion::Comparison => {
+                let asked = self.gets.progress.ask();
                 let compared = self.ask_objects(scope).await?;
+                asked.answered(compared.took);
                 if scope.reader.version() < compared.version {
                     return Err(ProofError::Late);
                 }

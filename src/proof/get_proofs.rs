@@ -92,7 +92,7 @@ impl ProofForGets {
 pub(super) struct GetProofs {
     calls: Gatherings<Result<ProvenVersion, ProofError>>,
     crowds: CrowdSizes,
-    progress: CacheProgress,
+    pub(super) progress: CacheProgress,
     lateness: Lateness,
 }
 
@@ -131,9 +131,8 @@ impl GetProofs {
             if !proof.is_worth_for(gets) {
                 return Err(ProofError::Cheap);
             }
-            let (began, before) = (Instant::now(), shared.progress.last_answer());
+            let began = Instant::now();
             let answer = ask().await;
-            shared.progress.answered(began, before);
             shared.lateness.ended(began, proof.patience());
             answer
         };

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use crate::backoff::{Backoff, PauseRange};
 use crate::upstream::AnswerError;
 
-/// First and longest pause. Most refusals pass soon, and so does a connection that was cut.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Pauses between questions. Most refusals pass soon, and so does a connection that was cut.
+const PAUSES: PauseRange = PauseRange::new(Duration::from_millis(500), Duration::from_secs(30));
 
 /// The questions of one scope that failed lately.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ struct RefusalState {
 impl Default for RefusedQuestions {
     fn default() -> Self {
         Self(Mutex::new(RefusalState {
-            pauses: PauseRange::new(PAUSES.0, PAUSES.1).backoff(),
+            pauses: PAUSES.backoff(),
             until: None,
         }))
     }
@@ -92,14 +92,14 @@ mod tests {
             pauses.push(pause_of(&refusals).await);
         }
         let step = Duration::from_millis(10);
-        assert!(pauses[0] <= PAUSES.0 + step, "{pauses:?}");
-        assert!(pauses[11] >= PAUSES.1 / 2, "{pauses:?}");
-        assert!(pauses.iter().all(|pause| *pause <= PAUSES.1 + step));
+        assert!(pauses[0] <= PAUSES.first + step, "{pauses:?}");
+        assert!(pauses[11] >= PAUSES.longest / 2, "{pauses:?}");
+        assert!(pauses.iter().all(|pause| *pause <= PAUSES.longest + step));
         refusals.failed(&refused());
         refusals.answered();
         assert!(!refusals.is_pausing());
         refusals.failed(&refused());
-        assert!(pause_of(&refusals).await <= PAUSES.0 + step);
+        assert!(pause_of(&refusals).await <= PAUSES.first + step);
     }
 
     #[tokio::test(start_paused = true)]
@@ -121,6 +121,6 @@ mod tests {
         for _ in 0..100 {
             refusals.failed(&refused());
         }
-        assert!(pause_of(&refusals).await <= PAUSES.0 + Duration::from_millis(10));
+        assert!(pause_of(&refusals).await <= PAUSES.first + Duration::from_millis(10));
     }
 }

@@ -109,10 +109,10 @@ impl Default for ScopeConfig {
     }
 }
 
-/// Why a scope is there, and how it is kept.
+/// The origin of a scope, and how it is kept.
 #[derive(Clone, Debug, Default)]
 pub struct ScopeOptions {
-    /// Who wants the scope.
+    /// The one that wants the scope.
     pub origin: ScopeOrigin,
     /// The scope is closed once nobody has read or watched it for so long; `None` for never.
     pub idle: Option<Duration>,
@@ -126,14 +126,14 @@ pub struct ScopeOptions {
     pub begins_with_any_state: bool,
 }
 
-/// Who wants a scope.
+/// The origin of a scope: the configuration, a client or the proxy itself.
 #[derive(Clone, Debug, Default)]
 pub enum ScopeOrigin {
     /// The configuration names it, or nothing narrows it.
     #[default]
     Configured,
-    /// It covers what a client asked for. The client's share of such scopes ends with it, unless
-    /// another scope has the share.
+    /// It covers what a client asked for. The client's share of such scopes ends with it; `None` if
+    /// an open scope has the share already, and for sources.
     OnDemand(Option<ScopeShare>),
     /// The proxy cannot work without it: it is loaded however little memory is free.
     Proxy,
@@ -161,7 +161,7 @@ impl ScopeOrigin {
         }
     }
 
-    /// Returns the origin of the source of such a scope, which does not count itself.
+    /// Returns the origin of the source of a derived scope. It has no share of its own.
     #[must_use]
     pub fn of_source(self) -> Self {
         match self {

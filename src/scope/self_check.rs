@@ -71,11 +71,15 @@ struct ScheduledScope {
 }
 
 /// Decides if a scope whose objects are printed differently is listed again. The pause between two lists
-/// doubles.
+/// doubles, until a whole round of checks has shown no difference.
 #[derive(Default)]
 struct RelistPause {
     pause: Duration,
     until: Option<Instant>,
+    /// This round of checks has shown a difference.
+    differs: bool,
+    /// The last whole round showed none.
+    was_same: bool,
 }
 
 impl SelfCheck {
@@ -158,14 +162,14 @@ impl SelfCheck {
         scheduled.due = next_due(&self.scopes.all(), scope, interval * slowdown);
         scheduled.checked = Some(StdInstant::now());
         match result {
-            Ok(look) if look.differences.is_empty() => scheduled.after = look.next,
+            Ok(look) if look.differences.is_empty() => scheduled.go_on(look.next),
             Ok(look) => {
                 let part = ObjectDifference::part(&look.differences);
                 let is_due = scheduled.relists.begin(part, Instant::now(), self.interval);
                 report_differences(scope, part, &look.differences, is_due);
                 // What is listed anew is looked at again. The other objects wait no longer.
                 if !is_due {
-                    scheduled.after = look.next;
+                    scheduled.go_on(look.next);
                 }
             }
             Err(why) => log_inconclusive(scope, &why, scheduled.failures),
@@ -174,6 +178,14 @@ impl SelfCheck {
 }
 
 impl ScheduledScope {
+    /// Lets the next check begin behind this key; `None` begins a new round of checks.
+    fn go_on(&mut self, after: Option<String>) {
+        if after.is_none() {
+            self.relists.end_round();
+        }
+        self.after = after;
+    }
+
     /// Returns `true` if the scope's watch has been silent for this time, and there was no check since, nor
     /// within the interval.
     fn is_due_by_silence(&self, scope: &Scope, silence: Duration, interval: Duration) -> bool {
@@ -202,17 +214,24 @@ impl RelistPause {
         if part == DifferingPart::Objects {
             return true;
         }
+        self.differs = true;
         if let Some(until) = self.until {
             if now < until {
                 return false;
             }
-            if now > until + self.pause {
+            // A part that differs is checked once in a round, and not all of its objects are.
+            if self.was_same && now > until + self.pause {
                 self.pause = Duration::ZERO;
             }
         }
         self.pause = (self.pause * 2).clamp(first, MAX_RELIST_PAUSE.max(first));
         self.until = Some(now + self.pause);
         true
+    }
+
+    /// Notes that all objects have been checked.
+    fn end_round(&mut self) {
+        self.was_same = !std::mem::take(&mut self.differs);
     }
 }
 
@@ -301,7 +320,27 @@ mod tests {
         assert!(begin(DifferingPart::Objects, start + minute * 2880));
         // After a long time without a difference, the next one is acted on at once.
         let later = start + Duration::from_hours(72);
-        assert!(begin(DifferingPart::Print, later));
-        assert!(begin(DifferingPart::Print, later + minute));
+        relists.end_round();
+        relists.end_round();
+        assert!(relists.begin(DifferingPart::Print, later, minute));
+        assert!(relists.begin(DifferingPart::Print, later + minute, minute));
+    }
+
+    #[test]
+    fn a_large_scope_of_which_one_part_differs_is_listed_ever_more_seldom() {
+        let (minute, start) = (Duration::from_mins(1), Instant::now());
+        let mut relists = RelistPause::default();
+        // A round takes half an hour.
+        let listed: Vec<_> = (0..96_u32)
+            .filter(|round| {
+                let is_listed =
+                    relists.begin(DifferingPart::Print, start + 30 * minute * *round, minute);
+                relists.end_round();
+                is_listed
+            })
+            .collect();
+        assert!(listed.len() <= 20, "{listed:?}");
+        let pauses: Vec<_> = listed.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(pauses.last(), Some(&8), "four hours: {pauses:?}");
     }
 }

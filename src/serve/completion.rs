@@ -43,7 +43,7 @@ pub(super) struct Completion {
     pub(super) in_flight: InFlight,
 }
 
-/// What was asked for, and by which client.
+/// The parts of a request that are recorded with its answer.
 pub(super) struct RequestFacts {
     /// The client's `User-Agent`.
     agent: Option<HeaderValue>,

@@ -1,4 +1,4 @@
-//! The first things that are known of a request.
+//! The facts about a request that are known first.
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use http::HeaderValue;
 
 use crate::audit::AuditRecord;
 
-/// A request whose sender is not known yet.
+/// The facts about a request that are known before its sender is.
 pub(super) struct ReceivedRequest {
     pub(super) arrived: Instant,
     pub(super) audit_id: HeaderValue,

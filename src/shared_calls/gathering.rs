@@ -20,7 +20,7 @@ pub struct Gathering {
     pub silence: Duration,
     /// Longest wait of a caller for the begin of the call, unless it is held or too many are running.
     pub longest: Duration,
-    /// A moment before which the call need not begin for many callers.
+    /// Delays the begin of the call while enough callers wait.
     pub hold: Option<Hold>,
     /// Number of calls that may run at the same time.
     pub most_running: usize,

@@ -9,7 +9,7 @@ use super::release_probe::check_release;
 use super::{AnswerError, ConnectionClass, SendOptions, UpstreamBody, UpstreamClient};
 use crate::body;
 
-/// What a read asks for: a list or a watch, with the `Accept` header of one.
+/// The kind of a read, a list or a watch, with its `Accept` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadForm {
     List(&'static str),

@@ -26,8 +26,8 @@ use crate::log_throttle::LogThrottle;
 const SAMPLE: usize = 10;
 /// Time for which a form holds. Then other objects are compared.
 const HOLDS: Duration = Duration::from_mins(10);
-/// Pauses after a question that did not bring a form. A changed definition takes a
-/// moment to reach all servers.
+/// Pauses after a question that did not bring a form. A changed definition takes a moment to reach
+/// all servers.
 const RETRIES: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_mins(10));
 /// Longest pause after a question without an answer, which says nothing of the form.
 const UNANSWERED: Duration = Duration::from_secs(15);

@@ -28,14 +28,14 @@ pub(super) const LEARNERS: usize = 4;
 const QUESTIONS: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_secs(15));
 /// Pauses after a reading of all objects that failed. It costs more than a question.
 const REREADINGS: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_mins(5));
-/// Pauses before a watch is opened again because its server cannot be asked. Behind a
-/// gateway that ends each connection after its first request, none can.
-/// An API server's watches end about as often as the longest.
+/// Pauses before a watch is opened again because its server cannot be asked. Behind a gateway that
+/// ends each connection after its first request, none can. An API server's watches end about as
+/// often as the longest.
 const REOPENINGS: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_hours(1));
 /// Servers in a row that cannot be asked after which a restored state waits no longer.
 const MAX_REOPENINGS: u32 = 4;
-/// Pauses between two readings of a scope. A load balancer before two releases
-/// may lead each watch to the other one.
+/// Pauses between two readings of a scope. A load balancer before two releases may lead each watch
+/// to the other one.
 const READINGS: PauseRange = PauseRange::new(Duration::from_secs(2), Duration::from_mins(5));
 /// Readings with this many pauses between them are not the same upgrade.
 const APART: u32 = 4;

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep_until};
 use crate::backoff::{Backoff, PauseRange};
 use crate::upstream::{AnswerError, InitialEventsAnswer, InitialEventsProbe, ServedBy};
 
-/// Pauses between questions. A release that does not stream is asked rarely: when
-/// upstream is upgraded, the scope's watch breaks, and the next question is soon.
+/// Pauses between questions. A release that does not stream is asked rarely: when upstream is
+/// upgraded, the scope's watch breaks, and the next question is soon.
 const PAUSES: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_mins(5));
 
 /// Asks upstream until it streams initial events.

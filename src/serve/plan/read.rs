@@ -112,8 +112,8 @@ impl ReadPlan {
         self.freshness == Freshness::MostRecent && !self.may_be_stale
     }
 
-    /// Returns `true` for a watch from a version with `sendInitialEvents`, with whatever value. A
-    /// client that goes on with it sends the parameter again.
+    /// Returns `true` for a watch from a version with `sendInitialEvents=false`. Its client sends the
+    /// parameter again when it resumes.
     pub(in crate::serve) fn resumes_with_initial_events(&self) -> bool {
         let ReadKind::Watch(watch) = &self.kind else {
             return false;
