@@ -26,6 +26,9 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, RootCertStore};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::{ExtendedKeyUsage, KeyUsage};
+use x509_parser::time::ASN1Time;
 
 /// kubeadm's lifetimes: ten years for a CA, one for what it signs.
 const CA_YEARS: i32 = 10;
@@ -104,8 +107,9 @@ pub enum CaProblem {
     OtherKey,
     /// The two fit, and clients would not accept what they sign.
     #[error(
-        "clients that trust ca.crt would refuse what ca.key signs (ca.crt has to be of an authority, \
-         have no constraints that exclude the proxy's names, and name no part of its subject twice)"
+        "clients that trust ca.crt would refuse what ca.key signs (ca.crt has to be of an authority \
+         that may sign for servers, have no constraints that exclude the proxy's names, and name no \
+         part of its subject twice)"
     )]
     Refused,
 }
@@ -212,10 +216,24 @@ pub(super) fn renew(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSig
     };
     let key = key.and_then(Result::ok).filter(is_its_key);
     let key = key.ok_or_else(|| useless(CaProblem::OtherKey))?;
-    if !parsed.is_ca() {
+    if !signs_servers(&parsed) {
         return Err(useless(CaProblem::Refused));
     }
     sign(dir, names, &ca, key)
+}
+
+/// Returns `true` if clients in Go accept certificates of servers that this CA signs now.
+///
+/// Source: `crypto/x509/verify.go` (isValid, checkChainForKeyUsage).
+fn signs_servers(ca: &X509Certificate<'_>) -> bool {
+    let is_allowed = |usage: &KeyUsage| usage.key_cert_sign();
+    let is_for_servers = |usage: &ExtendedKeyUsage<'_>| usage.any || usage.server_auth;
+    let usage = ca.key_usage();
+    let extended = ca.extended_key_usage();
+    ca.is_ca()
+        && ca.validity().not_before.timestamp() <= ASN1Time::now().timestamp()
+        && usage.is_ok_and(|it| it.is_none_or(|it| is_allowed(it.value)))
+        && extended.is_ok_and(|it| it.is_none_or(|it| is_for_servers(it.value)))
 }
 
 /// Makes a serving pair that this CA signs.

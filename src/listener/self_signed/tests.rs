@@ -155,9 +155,25 @@ fn a_ca_whose_certificates_clients_refuse_is_reported_and_kept() {
         named(params);
         params.is_ca = IsCa::ExplicitNoCa;
     };
+    let signs_no_certificates = |params: &mut CertificateParams| {
+        named(params);
+        params.key_usages = vec![KeyUsagePurpose::CrlSign];
+    };
+    let signs_for_clients = |params: &mut CertificateParams| {
+        named(params);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    };
+    let not_yet_valid = |params: &mut CertificateParams| {
+        named(params);
+        params.not_before = date_time_ymd(2999, 1, 1);
+        params.not_after = date_time_ymd(3999, 1, 1);
+    };
     for change in [
         &constrained as &dyn Fn(&mut CertificateParams),
         &no_authority,
+        &signs_no_certificates,
+        &signs_for_clients,
+        &not_yet_valid,
     ] {
         let dir = tempfile::tempdir().unwrap();
         put_foreign_ca(dir.path(), change);
