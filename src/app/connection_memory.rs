@@ -21,7 +21,7 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
         connections = fitting,
         "the memory limit limits connections (see --max-connections)"
     );
-    limits.connections = fitting;
+    limits.reduce(fitting);
 }
 
 /// Returns how many connections fit into a budget of so many bytes.
@@ -59,6 +59,6 @@ mod tests {
             ..ConnectionLimits::default()
         };
         fit(&mut limits);
-        assert_eq!((limits.connections, limits.of_address()), (6_400, 15_000));
+        assert_eq!((limits.connections, limits.of_address()), (6_400, 6_400));
     }
 }

@@ -63,7 +63,7 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
             "the limit of open files limits connections"
         );
     }
-    limits.connections = fitting;
+    limits.reduce(fitting);
 }
 
 /// Returns the limits of the admin listener, which takes a quarter of what is reserved at most.

@@ -48,6 +48,13 @@ impl ConnectionLimits {
     /// Bytes of a connection, as measured (docs/benchmarks.md, Memory of an idle watch).
     pub const CONNECTION_BYTES: usize = 32 << 10;
 
+    /// Allows so many connections instead of more, and no more than that from one address.
+    pub fn reduce(&mut self, connections: usize) {
+        self.connections = connections;
+        let of_address = self.connections_per_address;
+        self.connections_per_address = of_address.map(|chosen| chosen.min(connections));
+    }
+
     /// Returns the number of connections that one address may have: by default, three quarters of all.
     ///
     /// Clients behind a load balancer can use most of them, and the last quarter is left for
