@@ -15,6 +15,8 @@ use tokio::task::yield_now;
 
 /// Turns that each worker's round has.
 const TURNS_OF_WORKER: usize = 2;
+/// Most turns that are given at once. All begin on one worker, from which the others take them.
+const MAX_AT_ONCE: usize = 16;
 
 /// The tasks that have much to send, by their runtime.
 static SENDING: LazyLock<Mutex<HashMap<Id, SendingTasks>>> = LazyLock::new(Mutex::default);
@@ -118,7 +120,7 @@ fn given_turn(id: Id) -> Option<oneshot::Receiver<()>> {
             runtime: id,
             is_needed: true,
         };
-        runtime.spawn(give_turns(giver, at_a_time));
+        runtime.spawn(give_turns(giver, at_a_time.min(MAX_AT_ONCE)));
     }
     Some(turn)
 }
@@ -164,13 +166,17 @@ impl Drop for TurnGiver {
     /// Lets all go on that wait. There are some if the runtime ends.
     fn drop(&mut self) {
         let mut runtimes = SENDING.lock();
+        let mut waiting = VecDeque::new();
         if let Some(sending) = runtimes.get_mut(&self.runtime)
             && self.is_needed
         {
             sending.giver_runs = false;
-            sending.waiting.clear();
+            waiting = std::mem::take(&mut sending.waiting);
         }
         forget_done(&mut runtimes, self.runtime);
+        // Wakes them, which may need the lock.
+        drop(runtimes);
+        drop(waiting);
     }
 }
 

@@ -81,7 +81,8 @@ impl AskedComparison<'_> {
             after,
         } = self;
         let (mut answers, now) = (progress.0.lock(), began + took);
-        if let Some(after) = after {
+        // Otherwise another comparison was answered meanwhile, for which the cache has asked etcd.
+        if let Some(after) = after.filter(|_| answers.last == after) {
             let rest = began.saturating_duration_since(after);
             answers.delay = answers.delay.learn(rest, took, now);
         }

@@ -106,7 +106,7 @@ impl http_body::Body for CheckpointBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
-        if this.budget.awaits_turn(context) {
+        if this.writer.is_some() && this.budget.awaits_turn(context) {
             return Poll::Pending;
         }
         let chunk = this.next();

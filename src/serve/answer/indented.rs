@@ -9,11 +9,10 @@ use watershed_protocol::{JsonIndenter, Malformed};
 
 use super::gzip;
 use crate::body::{Body, BoxError};
+use crate::work::WorkBudget;
 
 /// Size of a chunk, about.
 const CHUNK: usize = 64 * 1024;
-/// Chunks made before other tasks have their turn. They take a millisecond or less.
-const CHUNKS_AT_ONCE: usize = 4;
 
 /// Returns a body of compact JSON that is indented as it is sent. The pieces have `length` bytes
 /// together.
@@ -42,8 +41,7 @@ struct IndentedBody<P> {
     least: u64,
     /// All pieces are indented.
     is_done: bool,
-    /// Chunks made since other tasks had their turn.
-    made: usize,
+    budget: WorkBudget,
 }
 
 impl<P: Iterator<Item = Bytes>> IndentedBody<P> {
@@ -55,7 +53,7 @@ impl<P: Iterator<Item = Bytes>> IndentedBody<P> {
             out: BytesMut::new(),
             least: length.saturating_sub(1),
             is_done: false,
-            made: 0,
+            budget: WorkBudget::default(),
         }
     }
 
@@ -98,13 +96,13 @@ impl<P: Iterator<Item = Bytes> + Unpin> http_body::Body for IndentedBody<P> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        if this.made == CHUNKS_AT_ONCE {
-            this.made = 0;
-            context.waker().wake_by_ref();
+        if !this.is_end_stream() && this.budget.awaits_turn(context) {
             return Poll::Pending;
         }
-        this.made += 1;
         let chunk = this.next_chunk().map_err(BoxError::from).transpose();
+        if let Some(Ok(chunk)) = &chunk {
+            this.budget.spend_bytes(chunk.len());
+        }
         Poll::Ready(chunk.map(|chunk| chunk.map(Frame::data)))
     }
 
@@ -177,7 +175,7 @@ mod tests {
                 Poll::Pending => (turns, in_turn) = (turns + 1, 0),
                 Poll::Ready(Some(Ok(frame))) => {
                     in_turn += frame.into_data().unwrap().len();
-                    assert!(in_turn < 2 * CHUNKS_AT_ONCE * CHUNK);
+                    assert!(in_turn < 4 * CHUNK);
                 }
                 Poll::Ready(other) => panic!("{other:?}"),
             }

@@ -129,7 +129,7 @@ impl<S: ListSource + Unpin> http_body::Body for ListBody<S> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
-        if this.budget.awaits_turn(context) {
+        if !this.is_end_stream() && this.budget.awaits_turn(context) {
             return Poll::Pending;
         }
         let chunk = this.next();
