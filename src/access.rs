@@ -220,8 +220,8 @@ impl Access {
             && self.authorizer.config().review_failure_policy == ReviewFailurePolicy::Refuse
     }
 
-    /// Returns upstream's decision about the right of a proxy at this address to ask about others, if this proxy answers its
-    /// reviews of this type. `None` if they are to be forwarded.
+    /// Returns upstream's decision about the right of a proxy at this address to ask about others, if
+    /// this proxy answers its reviews of this type. `None` if they are to be forwarded.
     pub async fn may_review(
         &self,
         proxy: &Arc<Identity>,
