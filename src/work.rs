@@ -65,7 +65,7 @@ impl WorkBudget {
     pub fn ends_turn(&mut self, context: &Context<'_>) -> bool {
         let is_spent = self.is_spent();
         if is_spent {
-            *self = Self::default();
+            self.left = OBJECTS_PER_TURN;
             context.waker().wake_by_ref();
         }
         is_spent

@@ -19,6 +19,7 @@ use super::config::ReviewFailurePolicy;
 use super::error::ReviewError;
 use super::metrics::{self, ReviewCause};
 use super::verdict::{Decision, ReviewedAccess, Verdict, VerdictBasis};
+use crate::backoff::PauseRange;
 use crate::watcher::{AccessGuard, AccessStatus};
 
 /// Time between a failed review and the next one. While the watch goes on all the same, it is twice
@@ -241,8 +242,8 @@ impl WatchGuard {
             // Holding the watch would not change that.
             self.doubts.hold_watch = false;
             // A server that has just started refuses everything for a moment.
-            let pause = RETRY_AFTER_FAILURE.saturating_mul(1 << self.failures.min(8));
-            self.not_before = now + pause.min(MIN_WATCH_LIFETIME);
+            let pauses = PauseRange::new(RETRY_AFTER_FAILURE, MIN_WATCH_LIFETIME);
+            self.not_before = now + pauses.after(self.failures.into());
             self.failures = self.failures.saturating_add(1);
         }
     }

@@ -1,7 +1,9 @@
 //! Identities of callers.
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::token_attribute;
+use crate::fairness::CallerKey;
 
 const ANONYMOUS: &str = "system:anonymous";
 const AUTHENTICATED: &str = "system:authenticated";
@@ -36,6 +38,17 @@ impl Identity {
     /// Returns `true` for the name of callers without credentials.
     pub fn is_anonymous(&self) -> bool {
         self.user == ANONYMOUS
+    }
+
+    /// Returns the key under which the caller's work counts as a user's; `None` without credentials:
+    /// those callers are many, and count by their addresses.
+    pub fn user_key(&self) -> Option<CallerKey> {
+        (!self.is_anonymous()).then(|| CallerKey::user(&self.user))
+    }
+
+    /// Returns the key under which the work of this caller at an address counts.
+    pub fn caller_key(&self, address: IpAddr) -> CallerKey {
+        self.user_key().unwrap_or(CallerKey::Address(address))
     }
 
     /// Returns `true` for that name outside of their group.

@@ -26,7 +26,7 @@ const ALERT: Duration = Duration::from_mins(10);
 /// latest is a whole interval after the start, so that the proxies of all nodes, which may start
 /// together, do not read together.
 const FIRST_OF_WELL_KNOWN: f64 = 0.1;
-/// First and longest pause after a reading that failed.
+/// Pauses after a reading that failed.
 const RETRIES: PauseRange = PauseRange::new(Duration::from_secs(1), Duration::from_secs(5));
 /// Longest pause where built-in types alone matter and some are known. If a right is missing, the
 /// proxies of all nodes go on asking.

@@ -86,6 +86,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "watcher",
             "upstream",
             "scope",
+            "backoff",
             "body",
             "fairness",
             "headers",

@@ -6,7 +6,6 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use crate::access::identity::Identity;
-use crate::access::reviews::queues::caller_key;
 use crate::fairness::{FairQueue, QueueTurn, Seats};
 
 /// Concurrent reviews for open watches, of all users and of each. With [`PACE`] they make some two thousand
@@ -54,7 +53,7 @@ impl WatchTurns {
         } else {
             &self.known
         };
-        let turn = queue.turn(caller_key(identity, address)).await;
+        let turn = queue.turn(identity.caller_key(address)).await;
         WatchTurn { turn }
     }
 }

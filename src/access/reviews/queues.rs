@@ -231,7 +231,7 @@ impl ReviewQueues {
         identity: &Identity,
         address: IpAddr,
     ) -> Result<ReviewTurn, ReviewError> {
-        bounded_turn(self.access_lane(identity), caller_key(identity, address)).await
+        bounded_turn(self.access_lane(identity), identity.caller_key(address)).await
     }
 
     /// Returns the places for reviews of what a caller may do. Anybody can come without credentials.
@@ -285,19 +285,10 @@ impl ReviewQueues {
         headers: &HeaderMap,
         more_bytes: usize,
     ) -> Option<Share> {
-        let caller = caller_key(impersonator, address);
+        let caller = impersonator.caller_key(address);
         let more = (target_memory(target) + more_bytes) as u64;
         self.impersonation_waiting
             .take(caller, waiting_bytes(headers) + more)
-    }
-}
-
-/// Returns the key of a caller. Those without credentials are many, who count by their addresses.
-pub(in crate::access) fn caller_key(identity: &Identity, address: IpAddr) -> CallerKey {
-    if identity.is_anonymous() {
-        CallerKey::Address(address)
-    } else {
-        CallerKey::user(&identity.user)
     }
 }
 

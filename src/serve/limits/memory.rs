@@ -91,7 +91,7 @@ impl RequestMemory {
         exchange: &Exchange<'_>,
     ) -> Result<Share, LimitExceeded> {
         let address = CallerKey::Address(exchange.address());
-        let (limit, caller) = match key_of(user) {
+        let (limit, caller) = match user.and_then(Identity::user_key) {
             Some(user) => (&self.known, user),
             None if exchange.is_known => (&self.known, address),
             None => (&self.unknown, address),
@@ -101,9 +101,7 @@ impl RequestMemory {
 
     /// Counts what a list takes of its own, besides its answer, for the user who was reviewed.
     pub(in crate::serve) fn list(&self, user: &Identity, exchange: &Exchange<'_>) -> ListMemory {
-        let caller = key_of(Some(user));
-        let caller = caller.unwrap_or_else(|| CallerKey::Address(exchange.address()));
-        self.list_of(caller)
+        self.list_of(user.caller_key(exchange.address()))
     }
 
     /// Counts what a list of a caller takes of its own.
@@ -166,7 +164,8 @@ impl RequestMemory {
         let Some(bytes) = origin.bytes(answer) else {
             return Ok(None);
         };
-        if let Some(user) = key_of(user).filter(|user| user != share.caller()) {
+        let user = user.and_then(Identity::user_key);
+        if let Some(user) = user.filter(|user| user != share.caller()) {
             let named = self.known.take(user.clone(), bytes);
             share = match (named, may_refuse) {
                 (Ok(share), _) => share,
@@ -209,12 +208,6 @@ impl AnswerOrigin {
         let length = answer.body().size_hint().upper();
         Some(REQUEST_BYTES + length.map_or(most, |length| length.min(most)))
     }
-}
-
-/// Returns the key of a user. Callers without credentials are many, who count by their addresses.
-fn key_of(user: Option<&Identity>) -> Option<CallerKey> {
-    let named = user.filter(|user| !user.is_anonymous());
-    named.map(|user| CallerKey::user(&user.user))
 }
 
 /// Returns the bytes that a request takes while it waits.
