@@ -1,17 +1,19 @@
 //! The body type of every answer and every upstream request.
+mod unread;
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use http::Request;
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt, Empty, Full, Limited, StreamBody};
+use http_body_util::{BodyExt, BodyStream, Empty, Full, Limited, StreamBody};
 use hyper::body::Incoming;
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use unread::{MAX_UNREAD, discard_of};
 
 /// Any error, as hyper wants it from a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -79,6 +81,11 @@ pub fn of_frame(frame: Frame<Bytes>) -> Body {
     StreamBody::new(stream::iter([Ok(frame)])).boxed_unsync()
 }
 
+/// Returns a body as it was before its first frame was taken.
+pub fn with_first(frame: Result<Frame<Bytes>, BoxError>, rest: Body) -> Body {
+    StreamBody::new(stream::iter([frame]).chain(BodyStream::new(rest))).boxed_unsync()
+}
+
 /// Reads a body to its end. Fails if it has more than `limit` bytes.
 pub async fn whole<B>(body: B, limit: usize) -> Result<Bytes, BoxError>
 where
@@ -117,17 +124,38 @@ pub fn from_client(mut request: Request<Incoming>) -> Request<Body> {
     let end = BodyEnd::default();
     request.extensions_mut().insert(end.clone());
     let framed = request.version() == http::Version::HTTP_2;
-    request.map(|inner| ClientBody { inner, framed, end }.boxed_unsync())
+    let is_withheld = unread::waits_for_continue(request.version(), request.headers());
+    request.map(|inner| {
+        let body = ClientBody {
+            inner: Some(inner),
+            framed,
+            is_withheld,
+            end,
+        };
+        body.boxed_unsync()
+    })
 }
 
 /// The end of a client's request body, which is seen while the body is sent on.
 #[derive(Clone, Debug, Default)]
-pub struct BodyEnd(Arc<AtomicBool>);
+pub struct BodyEnd(Arc<OnceLock<ReachedEnd>>);
+
+/// The way in which a body ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReachedEnd {
+    Whole,
+    Broken,
+}
 
 impl BodyEnd {
     /// Returns `true` if the body broke off.
     pub fn is_broken(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.get() == Some(&ReachedEnd::Broken)
+    }
+
+    /// Returns `true` if a part of the body was not read.
+    pub fn is_ahead(&self) -> bool {
+        self.0.get().is_none()
     }
 }
 
@@ -136,15 +164,19 @@ impl BodyEnd {
 #[error("the client reset the stream in the middle of the request body")]
 pub struct RequestCut;
 
-/// A request body that ends cleanly only if the client said so.
+/// A request body that ends cleanly only if the client said so. What is not read of it is discarded
+/// behind the answer.
 ///
 /// hyper takes an HTTP/2 reset with `NO_ERROR` for an end. Sent on, that would be a complete
 /// request with half a body, and half a YAML document is often a document.
 struct ClientBody {
-    inner: Incoming,
+    /// `None` after the end.
+    inner: Option<Incoming>,
     /// `true` on HTTP/2, whose end mark `is_end_stream` reports. hyper's HTTP/1 bodies report a
     /// missing end as an error by themselves.
     framed: bool,
+    /// The client waits for somebody to read.
+    is_withheld: bool,
     end: BodyEnd,
 }
 
@@ -156,23 +188,44 @@ impl http_body::Body for ClientBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let frame = match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+        self.is_withheld = false;
+        let framed = self.framed;
+        let Some(inner) = &mut self.inner else {
+            return Poll::Ready(None);
+        };
+        let frame = match ready!(Pin::new(&mut *inner).poll_frame(cx)) {
             Some(frame) => Some(frame.map_err(BoxError::from)),
-            None if self.framed && !self.inner.is_end_stream() => Some(Err(RequestCut.into())),
+            None if framed && !inner.is_end_stream() => Some(Err(RequestCut.into())),
             None => None,
         };
-        if let Some(Err(_)) = frame {
-            self.end.0.store(true, Ordering::Release);
-        }
+        let end = match frame {
+            Some(Ok(_)) if !inner.is_end_stream() => return Poll::Ready(frame),
+            Some(Err(_)) => ReachedEnd::Broken,
+            Some(Ok(_)) | None => ReachedEnd::Whole,
+        };
+        self.inner = None;
+        // The first end is the one.
+        let _ = self.end.0.set(end);
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.inner
+            .as_ref()
+            .is_none_or(http_body::Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        let inner = self.inner.as_ref();
+        inner.map_or_else(|| SizeHint::with_exact(0), http_body::Body::size_hint)
+    }
+}
+
+impl Drop for ClientBody {
+    fn drop(&mut self) {
+        if let Some(unread) = self.inner.take().filter(|_| !self.is_withheld) {
+            unread::discard(unread);
+        }
     }
 }
 

@@ -40,7 +40,6 @@ mod write_coalescing;
 
 pub use connection::{Peer, RequestHandler, TlsPeer};
 pub use goaway::LastOfConnection;
-pub use http1_rules::MAX_UNREAD;
 pub use limits::ConnectionLimits;
 pub use peer_connection::PeerConnection;
 pub use per_address::client_network;

@@ -32,7 +32,6 @@ mod source;
 mod stored_response;
 mod target;
 mod unanswered;
-mod unread_body;
 mod usage;
 mod verify;
 
@@ -44,7 +43,7 @@ use hyper::body::Incoming;
 
 use crate::access::{Access, Caller};
 use crate::audit::Audit;
-use crate::body::Body;
+use crate::body::{self, Body};
 use crate::catalog::Catalog;
 use crate::drain;
 use crate::listener::{Peer, TrustedProxies};
@@ -170,7 +169,7 @@ impl ProxyService {
         response
             .headers_mut()
             .insert(audit_id::NAME, received.audit_id);
-        unread_body::discard(request);
+        body::discard_of(request);
         match received.record {
             Some(record) => record.answered(response),
             None => response,
@@ -248,7 +247,7 @@ impl ProxyService {
         };
         let made = match from_memory {
             Ok(answer) => {
-                unread_body::discard(exchange.into_request());
+                body::discard_of(exchange.into_request());
                 MadeResponse::here(answer)
             }
             // Boxed: the requests that are answered from memory need no room for it.

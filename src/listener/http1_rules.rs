@@ -10,10 +10,6 @@ use hyper::ext::ReasonPhrase;
 use super::request_lines::RequestFault;
 use crate::body::{self, Body};
 
-/// Bytes of a body that Go's server reads behind an answer. If there are more, it gives up the connection
-/// (`maxPostHandlerReadBytes`).
-pub const MAX_UNREAD: u64 = 256 << 10;
-
 /// Returns the answer to a request that Go's server refuses before anybody looks at it. The
 /// connection ends with it.
 pub(super) fn refusal<B>(request: &Request<B>) -> Option<Response<Body>> {
@@ -95,7 +91,7 @@ pub(super) fn has_large_body<B: http_body::Body>(request: &Request<B>) -> bool {
     let length = request.body().size_hint().exact();
     is_http1(request)
         && !request.body().is_end_stream()
-        && length.is_none_or(|bytes| bytes > MAX_UNREAD)
+        && length.is_none_or(|bytes| bytes > body::MAX_UNREAD)
 }
 
 /// Gives an answer the reason phrase of Go, and says if hyper is about to end the connection since

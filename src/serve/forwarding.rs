@@ -29,7 +29,6 @@ use super::reads::open::ScopeOpener;
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
-use super::unread_body;
 use crate::access::{Access, Caller, Credential, Identity, is_of_api_server};
 use crate::body::{self, Body, holding, holding_until_end};
 use crate::drain::DrainWatch;
@@ -104,7 +103,7 @@ impl Forwarding {
         let reason = match coalesced {
             Ok(answer) => return MadeResponse::here(answer),
             Err(Unanswered::Refuse(refusal)) => {
-                unread_body::discard(exchange.into_request());
+                body::discard_of(exchange.into_request());
                 return refused(refusal, completion.user.as_deref());
             }
             Err(Unanswered::Forward(reason)) => reason,
@@ -116,7 +115,7 @@ impl Forwarding {
                 self.forward(exchange, reason, permit, completion).await
             }
             Err(refusal) => {
-                unread_body::discard(exchange.into_request());
+                body::discard_of(exchange.into_request());
                 refused(refusal, completion.user.as_deref())
             }
         }

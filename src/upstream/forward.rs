@@ -1,4 +1,5 @@
 //! Forwards callers' requests as they are.
+mod early_answer;
 
 use std::sync::Arc;
 
@@ -133,15 +134,20 @@ impl Forwarder {
         request: Request<Body>,
         options: ForwardOptions,
     ) -> Result<Response<Body>, UpstreamError> {
-        let end = request.extensions().get::<BodyEnd>().cloned();
-        let forwarded = self.forward_with(request, options).await;
-        forwarded.map_err(|error| match end {
+        let Some(end) = request.extensions().get::<BodyEnd>().cloned() else {
+            return self.forward_with(request, options).await;
+        };
+        let is_stream = request.version() == Version::HTTP_2;
+        match self.forward_with(request, options).await {
+            Ok(response) if is_stream && end.is_ahead() => {
+                Ok(early_answer::gathered(response).await)
+            }
             // Upstream cannot have got a whole request, and its sender is at fault.
-            Some(end) if end.is_broken() => UpstreamError::Refused {
+            Err(_) if end.is_broken() => Err(UpstreamError::Refused {
                 reason: "the body of the request broke off".to_owned(),
-            },
-            _ => error,
-        })
+            }),
+            forwarded => forwarded,
+        }
     }
 
     async fn forward_with(

@@ -3,6 +3,7 @@ mod back_pressure;
 mod ends;
 mod identities;
 mod messages;
+mod unread_bodies;
 mod upgrades;
 
 use super::*;
