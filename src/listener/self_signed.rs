@@ -5,8 +5,8 @@
 //! would make, such as one for all replicas. The serving pair is renewed when it is about to expire
 //! or lacks a name. Only then the CA's key is needed.
 //!
-//! Another CA is made at the start alone, and only where the files are missing, useless or about to
-//! expire: clients that trust the old one would fail at once.
+//! Another CA is made at the start alone, and only where the proxy's own is missing, useless or about
+//! to expire: clients that trust the old one would fail at once. An operator's CA is never replaced.
 
 use std::fs;
 use std::io::{self, Write};
@@ -96,8 +96,8 @@ pub enum CaProblem {
     /// The certificate is none.
     #[error("ca.crt is not a certificate")]
     Damaged,
-    /// The certificate ends within a month.
-    #[error("ca.crt is about to expire")]
+    /// The certificate has ended, or is the proxy's own and ends within a month.
+    #[error("ca.crt has expired or is about to")]
     Expiring,
     /// There is no key.
     #[error("ca.key is missing")]
@@ -168,11 +168,14 @@ fn hostname() -> Option<String> {
 }
 
 /// Finds a valid serving pair in `dir`, or makes one. If the CA there cannot sign it, makes another
-/// CA. One that can sign and whose certificates clients would refuse is an operator's own, and stays:
-/// that is an error. Blocks.
+/// CA. One that the proxy did not make stays, which is an error. Blocks.
 pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSignedError> {
     let problem = match renew(dir, names) {
-        Err(SelfSignedError::Ca { problem, .. }) if problem != CaProblem::Refused => problem,
+        Err(SelfSignedError::Ca { problem, .. })
+            if problem != CaProblem::Refused && is_replaceable(dir)? =>
+        {
+            problem
+        }
         other => return other,
     };
     if problem != CaProblem::Missing {
@@ -200,7 +203,12 @@ pub(super) fn renew(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSig
     let ca = CertificateDer::from_pem_slice(&ca).map_err(|_| useless(CaProblem::Damaged))?;
     let (_, parsed) =
         x509_parser::parse_x509_certificate(&ca).map_err(|_| useless(CaProblem::Damaged))?;
-    let needed = UnixTime::now().as_secs() + RENEW_BEFORE.as_secs();
+    let left = if is_own(&parsed) {
+        RENEW_BEFORE
+    } else {
+        Duration::ZERO
+    };
+    let needed = UnixTime::now().as_secs() + left.as_secs();
     let end = parsed.validity().not_after.timestamp();
     if i64::try_from(needed).map_or(true, |needed| end <= needed) {
         return Err(useless(CaProblem::Expiring));
@@ -210,7 +218,9 @@ pub(super) fn renew(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSig
         return Ok(pair);
     }
     let key = read_if_present(&dir.join("ca.key"))?.ok_or_else(|| useless(CaProblem::NoKey))?;
-    let key = std::str::from_utf8(&key).ok().map(KeyPair::from_pem);
+    // openssl writes the parameters of a curve before the key.
+    let key = PrivateKeyDer::from_pem_slice(&key).ok();
+    let key = key.map(|key| KeyPair::try_from(&key));
     let is_its_key = |key: &KeyPair| {
         parsed.public_key().raw == rcgen::PublicKeyData::subject_public_key_info(key)
     };
@@ -220,6 +230,24 @@ pub(super) fn renew(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSig
         return Err(useless(CaProblem::Refused));
     }
     sign(dir, names, &ca, key)
+}
+
+/// Returns `true` if no CA is there but one that the proxy made, or a file that is no certificate.
+fn is_replaceable(dir: &Path) -> Result<bool, SelfSignedError> {
+    let Some(ca) = read_if_present(&ca_file(dir))? else {
+        return Ok(true);
+    };
+    let Ok(ca) = CertificateDer::from_pem_slice(&ca) else {
+        return Ok(true);
+    };
+    let parsed = x509_parser::parse_x509_certificate(&ca);
+    Ok(parsed.map_or(true, |(_, parsed)| is_own(&parsed)))
+}
+
+/// Returns `true` if the proxy made a CA, by its name.
+fn is_own(ca: &X509Certificate<'_>) -> bool {
+    let mut names = ca.subject().iter_common_name();
+    names.any(|name| name.as_str().is_ok_and(|name| name == CA_NAME))
 }
 
 /// Returns `true` if clients in Go accept certificates of servers that this CA signs now.

@@ -190,6 +190,55 @@ fn a_ca_whose_certificates_clients_refuse_is_reported_and_kept() {
     }
 }
 
+/// Lets a CA end in so many days.
+fn lasting(params: &mut CertificateParams, days: i32) {
+    let date = |days: i32| {
+        let date = Zoned::now().date().saturating_add(days.days());
+        let (month, day) = (date.month().unsigned_abs(), date.day().unsigned_abs());
+        date_time_ymd(i32::from(date.year()), month, day)
+    };
+    params.not_before = date(-10);
+    params.not_after = date(days);
+}
+
+#[test]
+fn an_operators_ca_signs_until_its_end_and_is_never_replaced() {
+    let names = names("127.0.0.1".parse().unwrap(), &[]);
+    let prepared = |days| {
+        let dir = tempfile::tempdir().unwrap();
+        put_foreign_ca(dir.path(), |params| {
+            params.distinguished_name.push(DnType::CommonName, "ours");
+            lasting(params, days);
+        });
+        dir
+    };
+    let dir = prepared(10);
+    let key_file = dir.path().join("ca.key");
+    let key = fs::read_to_string(&key_file).unwrap();
+    let curve = "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+    fs::write(&key_file, format!("{curve}{key}")).unwrap();
+    let before = contents_of(dir.path(), ["ca.crt", "ca.key"]);
+    ensure(dir.path(), &names).unwrap();
+    assert_eq!(contents(dir.path())[..2], before);
+
+    let dir = prepared(-1);
+    let other_key = prepared(10);
+    let key = KeyPair::generate().unwrap().serialize_pem();
+    fs::write(other_key.path().join("ca.key"), key).unwrap();
+    let unknown_key = prepared(10);
+    fs::write(unknown_key.path().join("ca.key"), "of another kind").unwrap();
+    for (dir, wanted) in [
+        (dir, "has expired"),
+        (other_key, "not the key of ca.crt"),
+        (unknown_key, "not the key of ca.crt"),
+    ] {
+        let before = contents_of(dir.path(), ["ca.crt", "ca.key"]);
+        let message = ensure(dir.path(), &names).unwrap_err().to_string();
+        assert!(message.contains(wanted), "{message}");
+        assert_eq!(contents_of(dir.path(), ["ca.crt", "ca.key"]), before);
+    }
+}
+
 #[test]
 fn a_pair_that_was_made_while_the_clock_was_ahead_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
