@@ -1,19 +1,22 @@
 //! The body type of every answer and every upstream request.
 mod unread;
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Buf, BufMut as _, Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
 use http::Request;
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt, BodyStream, Empty, Full, Limited, StreamBody};
 use hyper::body::Incoming;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use unread::{MAX_UNREAD, discard_of};
+
+/// Most bytes that are reserved for a body before they are here.
+const MAX_RESERVED: usize = 1 << 20;
 
 /// Any error, as hyper wants it from a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -87,11 +90,22 @@ pub fn with_first(frame: Result<Frame<Bytes>, BoxError>, rest: Body) -> Body {
 }
 
 /// Reads a body to its end. Fails if it has more than `limit` bytes.
+///
+/// The bytes are copied as they come. A chunk of a connection keeps the buffer that it was read into, and
+/// what else the other side sent into it: kilobytes for a byte.
 pub async fn whole<B>(body: B, limit: usize) -> Result<Bytes, BoxError>
 where
-    B: http_body::Body<Error: Into<BoxError>>,
+    B: http_body::Body<Data: Buf, Error: Into<BoxError>>,
 {
-    Ok(Limited::new(body, limit).collect().await?.to_bytes())
+    let mut body = pin!(Limited::new(body, limit));
+    let expected = usize::try_from(body.size_hint().lower()).unwrap_or(limit);
+    let mut bytes = BytesMut::with_capacity(expected.min(limit).min(MAX_RESERVED));
+    while let Some(frame) = body.frame().await {
+        if let Ok(chunk) = frame?.into_data() {
+            bytes.put(chunk);
+        }
+    }
+    Ok(bytes.freeze())
 }
 
 /// Returns the body, which keeps `value` until it is dropped.

@@ -37,7 +37,8 @@ const CUT: Metric<Counter, 2> = Metric::new(
      handshake-timeout, proxy-header (a load balancer sent none that can be used), header-timeout (or a head \
      was long while many were incomplete), write-stall (the client did not read), idle (it did not end when \
      asked to), resets (most requests were taken back), settings (too many SETTINGS frames), pings (too many \
-     PING or PRIORITY frames), full (others needed its place).",
+     PING or PRIORITY frames), unknown-frames (too many frames that HTTP/2 does not \
+     define), full (others needed its place).",
 );
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
     "watershed_responses_terminated_total",
@@ -94,6 +95,8 @@ pub(super) enum Cut {
     Settings,
     /// The client sent PING or PRIORITY frames again and again.
     Pings,
+    /// The client sent frames that HTTP/2 does not define again and again.
+    UnknownFrames,
     /// The listener was full, and the client unknown, and idle or slow.
     Full,
 }
@@ -143,6 +146,7 @@ impl Cut {
             Self::Resets => "resets",
             Self::Settings => "settings",
             Self::Pings => "pings",
+            Self::UnknownFrames => "unknown-frames",
             Self::Full => "full",
         }
     }

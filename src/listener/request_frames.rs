@@ -21,6 +21,8 @@ const PRIORITY_FRAME: u8 = 2;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
+/// The last type of frame that HTTP/2 defines.
+const LAST_KNOWN: u8 = CONTINUATION;
 /// The flag of SETTINGS and PING that only confirm the other side's.
 const ACK: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
@@ -67,6 +69,8 @@ pub(super) struct FrameCounts {
     pub(super) settings: u32,
     /// PING frames, without confirmations, and PRIORITY frames.
     pub(super) pings: u32,
+    /// Frames of types that HTTP/2 does not define, which h2 passes over.
+    pub(super) unknown: u32,
 }
 
 /// The part that a frame has in a header block.
@@ -289,6 +293,7 @@ impl FrameReader {
             SETTINGS if flags & ACK == 0 => counts.settings = counts.settings.wrapping_add(1),
             PING if flags & ACK == 0 => counts.pings = counts.pings.wrapping_add(1),
             PRIORITY_FRAME => counts.pings = counts.pings.wrapping_add(1),
+            _ if kind > LAST_KNOWN => counts.unknown = counts.unknown.wrapping_add(1),
             _ => {}
         }
         match kind {

@@ -31,6 +31,9 @@ const MAX_SETTINGS: u32 = 100;
 /// PING and PRIORITY frames that it may send within that time. Usual ones send a few pings a second at most, and
 /// Go's one more for a request that is given up.
 const MAX_PINGS: u32 = 10_000;
+/// Frames of types that HTTP/2 does not define that it may send within that time. Usual ones send none. What
+/// is read stays in memory with the bodies that it comes between.
+const MAX_UNKNOWN: u32 = 100;
 const COUNTED_TIME: Duration = Duration::from_secs(10);
 
 /// Reads the frames of a connection, reports heads that are not complete, and holds back what follows
@@ -42,6 +45,7 @@ pub(super) struct WatchedFrames {
     turn: (u64, FrameCounts),
     settings: FrameRate,
     pings: FrameRate,
+    unknown: FrameRate,
     /// Set while there is no room for further requests, with the number of pauses before it.
     pause: Option<(Pin<Box<Sleep>>, u32)>,
 }
@@ -84,6 +88,7 @@ impl WatchedFrames {
             turn: (0, FrameCounts::default()),
             settings: FrameRate::new(),
             pings: FrameRate::new(),
+            unknown: FrameRate::new(),
             pause: None,
         }
     }
@@ -96,6 +101,9 @@ impl WatchedFrames {
         }
         if self.pings.exceeds(MAX_PINGS, counts.pings) {
             self.activity.condemn(Cut::Pings);
+        }
+        if self.unknown.exceeds(MAX_UNKNOWN, counts.unknown) {
+            self.activity.condemn(Cut::UnknownFrames);
         }
     }
 
@@ -163,6 +171,7 @@ mod tests {
     const REQUEST: &[u8] = &[0, 0, 4, 1, 5, 0, 0, 0, 1, 0x82, 0x84, 0x87, 0xbe];
     const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
     const PING: &[u8] = &[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    const UNKNOWN: &[u8] = &[0, 0, 4, 0xbb, 0, 0, 0, 0, 0, 1, 2, 3, 4];
     const PRIORITY: &[u8] = &[0, 0, 5, 2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 16];
 
     fn activity(budget: usize) -> Arc<Activity> {
@@ -266,6 +275,7 @@ mod tests {
             (SETTINGS, MAX_SETTINGS, Cut::Settings),
             (PING, MAX_PINGS, Cut::Pings),
             (PRIORITY, MAX_PINGS, Cut::Pings),
+            (UNKNOWN, MAX_UNKNOWN, Cut::UnknownFrames),
         ] {
             let activity = activity(1 << 30);
             let most = most as usize;

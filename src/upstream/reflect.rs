@@ -24,12 +24,14 @@ mod error;
 mod event;
 mod lifetime;
 mod list;
+mod list_server;
 mod recovery;
 mod request;
 mod resume;
 
 use bookmarks::BookmarkKnowledge;
 use error::{Fault, ReflectorError};
+use list_server::ListServer;
 use recovery::Recovery;
 
 use change::InitialList;
@@ -134,8 +136,8 @@ pub struct Reflector {
     format_source: FormatSource,
     /// The server of the last answer.
     server: Option<ServedBy>,
-    /// The server of the last list's first page, from which the formats were learned.
-    listed_by: Option<ServedBy>,
+    /// The server of the last list.
+    listed_by: ListServer,
     recovery: Recovery,
     schema: SchemaUse,
     /// The last event was a deletion of this version, and more of the same version may come: etcd
@@ -172,7 +174,7 @@ impl Reflector {
             list_freshness: ListFreshness::MostRecent,
             format_source: FormatSource::Presumed,
             server: None,
-            listed_by: None,
+            listed_by: ListServer::None,
             recovery: Recovery::new(),
             schema: SchemaUse::Settled,
             unfinished: None,
@@ -351,9 +353,9 @@ impl Reflector {
         self.server.as_ref().map(|server| server.address.clone())
     }
 
-    /// Returns the server from which the formats in [`Change::Listed`] were learned.
+    /// Returns the server of all objects in the last [`Change::Listed`], if one printed them all.
     pub fn listed_by(&self) -> Option<&ServedBy> {
-        self.listed_by.as_ref()
+        self.listed_by.one()
     }
 
     /// Learns the form of bookmarks again from the next one.

@@ -1,5 +1,6 @@
 //! A request body that can be sent again, as long as little of it was sent.
 
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -16,7 +17,7 @@ const MAX_KEPT: usize = 256 * 1024;
 
 /// Keeps what is needed to send a body again.
 ///
-/// The body is streamed: sent chunks are kept, and the rest is read from the client.
+/// The body is streamed: what was sent is kept, and the rest is read from the client.
 pub(super) struct Repeatable {
     shared: Arc<Mutex<RepeatState>>,
 }
@@ -24,15 +25,14 @@ pub(super) struct Repeatable {
 struct RepeatState {
     /// The unread rest; `None` once the next attempt has taken over.
     rest: Option<Body>,
-    kept: SentChunks,
+    kept: SentBytes,
 }
 
-/// The chunks sent so far.
-enum SentChunks {
-    All {
-        chunks: Vec<Bytes>,
-        bytes: usize,
-    },
+/// The bytes sent so far.
+enum SentBytes {
+    /// A copy of all. A chunk of a connection keeps the buffer that it was read into, and what else the
+    /// client sent into it: kilobytes for a byte.
+    All(Vec<u8>),
     /// Too much was sent, or no resend is possible any more.
     Nothing,
 }
@@ -40,8 +40,8 @@ enum SentChunks {
 /// The body of one attempt.
 struct Attempt {
     shared: Arc<Mutex<RepeatState>>,
-    /// Chunks of an earlier attempt, in reverse order: they are sent first.
-    first: Vec<Bytes>,
+    /// What earlier attempts have sent: it is sent first.
+    first: Bytes,
 }
 
 /// The attempt was replaced by the next one.
@@ -85,17 +85,13 @@ impl http_body::Body for OpenEnd {
 impl Repeatable {
     /// Begins the first attempt. The returned body replaces the given one.
     pub(super) fn begin(body: Body) -> (Repeatable, Body) {
-        let kept = SentChunks::All {
-            chunks: Vec::new(),
-            bytes: 0,
-        };
         let shared = Arc::new(Mutex::new(RepeatState {
             rest: Some(body),
-            kept,
+            kept: SentBytes::All(Vec::new()),
         }));
         let attempt = Attempt {
             shared: Arc::clone(&shared),
-            first: Vec::new(),
+            first: Bytes::new(),
         };
         (Repeatable { shared }, attempt.boxed_unsync())
     }
@@ -104,17 +100,16 @@ impl Repeatable {
     /// attempt gets no more.
     pub(super) fn again(&mut self) -> Option<Body> {
         let mut state = self.shared.lock();
-        let SentChunks::All { chunks, bytes } = &state.kept else {
+        let SentBytes::All(sent) = &state.kept else {
             return None;
         };
-        let (chunks, bytes) = (chunks.clone(), *bytes);
+        let sent = sent.clone();
         let rest = state.rest.take()?;
         drop(state);
-        let mut first = chunks.clone();
-        first.reverse();
+        let first = Bytes::copy_from_slice(&sent);
         let state = RepeatState {
             rest: Some(rest),
-            kept: SentChunks::All { chunks, bytes },
+            kept: SentBytes::All(sent),
         };
         self.shared = Arc::new(Mutex::new(state));
         Some(
@@ -128,23 +123,20 @@ impl Repeatable {
 }
 
 impl Drop for Repeatable {
-    /// Stops keeping chunks: without this value, nothing is sent again.
+    /// Stops keeping what is sent: without this value, nothing is sent again.
     fn drop(&mut self) {
-        self.shared.lock().kept = SentChunks::Nothing;
+        self.shared.lock().kept = SentBytes::Nothing;
     }
 }
 
 impl RepeatState {
     fn keep(&mut self, frame: &Frame<Bytes>) {
-        let SentChunks::All { chunks, bytes } = &mut self.kept else {
+        let SentBytes::All(sent) = &mut self.kept else {
             return;
         };
         match frame.data_ref() {
-            Some(chunk) if *bytes + chunk.len() <= MAX_KEPT => {
-                *bytes += chunk.len();
-                chunks.push(chunk.clone());
-            }
-            _ => self.kept = SentChunks::Nothing,
+            Some(chunk) if sent.len() + chunk.len() <= MAX_KEPT => sent.extend_from_slice(chunk),
+            _ => self.kept = SentBytes::Nothing,
         }
     }
 }
@@ -157,8 +149,9 @@ impl http_body::Body for Attempt {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Some(chunk) = self.first.pop() {
-            return Poll::Ready(Some(Ok(Frame::data(chunk))));
+        let first = mem::take(&mut self.first);
+        if !first.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
         }
         let mut state = self.shared.lock();
         let Some(rest) = &mut state.rest else {
@@ -167,7 +160,7 @@ impl http_body::Body for Attempt {
         let frame = ready!(Pin::new(rest).poll_frame(cx));
         match &frame {
             // A resend would miss the error and end as if the body were complete.
-            Some(Err(_)) => state.kept = SentChunks::Nothing,
+            Some(Err(_)) => state.kept = SentBytes::Nothing,
             Some(Ok(frame)) => state.keep(frame),
             None => {}
         }
@@ -185,7 +178,7 @@ impl http_body::Body for Attempt {
 
     fn size_hint(&self) -> SizeHint {
         let state = self.shared.lock();
-        let first: u64 = self.first.iter().map(|chunk| chunk.len() as u64).sum();
+        let first = self.first.len() as u64;
         let rest = state
             .rest
             .as_ref()
@@ -239,7 +232,9 @@ mod tests {
                     .is::<Abandoned>(),
                 "two would share the rest"
             );
-            assert_eq!(next(&mut second).await.unwrap().unwrap(), "a");
+            let begun = next(&mut second).await.unwrap().unwrap();
+            let sent_before = ["a", "a", "abc", "abcdef", "abcdef"][sent];
+            assert_eq!(begun, sent_before);
             assert_eq!(text(repeatable.again().unwrap()).await.unwrap(), "abcdef");
         }
     }
@@ -263,13 +258,8 @@ mod tests {
         static LARGE: [u8; MAX_KEPT] = [0; MAX_KEPT];
         let (mut repeatable, mut first) = Repeatable::begin(chunks(vec![Ok(&LARGE), Ok(b"a")]));
         next(&mut first).await;
-        assert!(matches!(
-            repeatable.shared.lock().kept,
-            SentChunks::All {
-                bytes: MAX_KEPT,
-                ..
-            }
-        ));
+        let is_kept = |kept: &_| matches!(kept, SentBytes::All(sent) if sent.len() == MAX_KEPT);
+        assert!(is_kept(&repeatable.shared.lock().kept));
         next(&mut first).await;
         assert!(repeatable.again().is_none());
         assert!(
@@ -281,7 +271,18 @@ mod tests {
         let shared = Arc::clone(&repeatable.shared);
         drop(repeatable);
         assert_eq!(text(first).await.unwrap(), "a");
-        assert!(matches!(shared.lock().kept, SentChunks::Nothing));
+        assert!(matches!(shared.lock().kept, SentBytes::Nothing));
+    }
+
+    #[tokio::test]
+    async fn bytes_that_were_sent_do_not_keep_the_buffer_that_they_were_read_into() {
+        let read = Bytes::from(vec![b'x'; 8192]);
+        let body = StreamBody::new(stream::iter([Ok(Frame::data(read.slice(..1)))]));
+        let (mut repeatable, mut first) = Repeatable::begin(body.boxed_unsync());
+        drop(next(&mut first).await.unwrap().unwrap());
+        assert_eq!(text(repeatable.again().unwrap()).await.unwrap(), "x");
+        drop(first);
+        assert!(read.is_unique());
     }
 
     #[test]

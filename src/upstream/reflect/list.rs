@@ -1,5 +1,6 @@
 //! Reads the initial state of a scope: streamed, or as a list in pages.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use watershed_protocol::{
 
 use super::change::{Collect, InitialList, ListedState, ReflectorTarget, Stopped};
 use super::error::ReflectorError;
+use super::list_server::ListServer;
 use super::request::FIRST_PAGE;
 use super::{FollowedHistory, FormatSource, ListFreshness, Reflector};
 use crate::budget::{MemoryBudget, MemoryLoad, SizeSource};
@@ -23,8 +25,10 @@ use crate::upstream::stream::WatchStream;
 pub(super) const INITIAL_SILENCE: Duration = Duration::from_secs(15);
 /// Streamed lists in a row that break off before one is read in pages.
 const BROKEN_LISTS: u32 = 2;
-/// Page size of lists, as other clients use it.
-const PAGE: usize = 500;
+/// Objects of a page: at most as many as other clients ask for, and fewer of large objects.
+const PAGE: RangeInclusive<usize> = 20..=500;
+/// Bytes of a page, where its objects are like those of the page before. It is held beside the objects.
+const PAGE_BYTES: usize = 16 << 20;
 /// Objects that are looked at for an estimate of all.
 const SAMPLE: usize = 20;
 /// An estimate from one object suffices if this many times its size is free.
@@ -33,7 +37,7 @@ const OBVIOUSLY_ENOUGH: usize = 4;
 impl Reflector {
     /// Gets the initial state, streamed or in pages.
     pub(super) async fn list<C: Collect>(&mut self) -> Result<InitialList<C>, ReflectorError> {
-        self.listed_by = None;
+        self.listed_by = ListServer::None;
         self.bookmarks.forget_form();
         self.history = FollowedHistory::Unnamed;
         let mut load = self.budget.begin_load();
@@ -96,8 +100,7 @@ impl Reflector {
 
     /// Reads a list of one object, and learns the format from it.
     async fn first_page(&mut self) -> Result<(Arc<WireFormat>, ListPage), ReflectorError> {
-        let (headers, body) = self.get(FIRST_PAGE).await?;
-        self.listed_by.clone_from(&self.server);
+        let (headers, body) = self.page(FIRST_PAGE).await?;
         self.warnings = warnings(&headers);
         let Representation {
             encoding,
@@ -212,7 +215,7 @@ impl Reflector {
         if one <= free / OBVIOUSLY_ENOUGH {
             return Ok(Some(one));
         }
-        let page = self.get(&page_after(token, SAMPLE)).await?.1;
+        let page = self.page(&page_after(token, SAMPLE)).await?.1;
         let sample = format.read_list(&page)?.objects;
         let by_sample = estimate_all(count, &sample);
         Ok(Some(
@@ -248,11 +251,13 @@ impl Reflector {
         };
         let name = HistoryName::in_answer(&headers);
         self.history = name.map_or(FollowedHistory::Unnamed, FollowedHistory::Named);
-        let mut is_expected = self.listed_by.is_none();
+        let mut is_expected = matches!(self.listed_by, ListServer::None);
         if is_expected {
-            self.listed_by.clone_from(&self.server);
             self.warnings = warnings(&headers);
         }
+        // The objects are printed by the server of the stream alone, whoever gave a first page.
+        self.listed_by = ListServer::None;
+        self.listed_by.answered_by(self.server.as_ref());
         self.format = Some(Arc::clone(format));
         let mut objects = C::begin(format, &self.target.fields);
         loop {
@@ -304,6 +309,7 @@ impl Reflector {
     ) -> Result<(C, ResourceVersion), ReflectorError> {
         let mut page = first;
         loop {
+            let limit = page_size(&page.objects);
             for object in page.objects {
                 let scanned = self.check(&object)?;
                 load.add(object.len())?;
@@ -312,9 +318,23 @@ impl Reflector {
             let Some(token) = page.continue_token else {
                 return Ok((objects, page.version));
             };
-            page = format.read_list(&self.get(&page_after(&token, PAGE)).await?.1)?;
+            page = format.read_list(&self.page(&page_after(&token, limit)).await?.1)?;
         }
     }
+
+    /// Gets a page of the list, and notes its server.
+    async fn page(&mut self, query: &str) -> Result<(HeaderMap, Bytes), ReflectorError> {
+        let page = self.get(query).await?;
+        self.listed_by.answered_by(self.server.as_ref());
+        Ok(page)
+    }
+}
+
+/// Returns the size of the page that follows these objects, in objects.
+fn page_size(before: &[Bytes]) -> usize {
+    let bytes: usize = before.iter().map(Bytes::len).sum();
+    let fitting = PAGE_BYTES.saturating_mul(before.len()) / bytes.max(1);
+    fitting.clamp(*PAGE.start(), *PAGE.end())
 }
 
 /// Returns the Warning headers of an answer.

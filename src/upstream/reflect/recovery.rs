@@ -362,6 +362,14 @@ impl Recovery {
         self.retry_at = self.retry_at.max(Some(moment));
     }
 
+    /// Delays the next attempt, as upstream asked for. Those of all types are spread over half as long.
+    pub(super) fn asked_to_wait(&mut self, pause: Duration) {
+        if !pause.is_zero() {
+            let spread = pause.mul_f64(fastrand::f64() / 2.0);
+            self.not_before(Instant::now() + pause + spread);
+        }
+    }
+
     /// Notes that the type is gone: the next refusal is final, and need not be waited for.
     pub(super) fn type_removed(&mut self) {
         self.type_removed = true;

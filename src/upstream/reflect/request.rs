@@ -1,7 +1,7 @@
 //! Sends the requests of a reflector, and chooses the server that answers them.
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, header};
+use http::{HeaderMap, Request, Response, StatusCode, header};
 use tokio::time::timeout;
 
 use super::answer::{ANSWER_TIMEOUT, WATCH_ANSWER_TIMEOUT, accepted, is_gzip, read_list};
@@ -13,7 +13,7 @@ use crate::body;
 use crate::upstream::read::ReadForm;
 use crate::upstream::stream::{StreamBookmarks, WatchStream};
 use crate::upstream::{
-    AnswerCompression, ConnectionClass, RequestPurpose, SendOptions, UpstreamBody,
+    AnswerCompression, AnswerError, ConnectionClass, RequestPurpose, SendOptions, UpstreamBody,
 };
 
 /// The query that begins a list. One object shows how upstream frames lists of the type.
@@ -107,7 +107,7 @@ impl Reflector {
         };
         // All of a list should be printed by one release.
         let beside = match self.state {
-            ReflectorState::Start => self.listed_by.clone(),
+            ReflectorState::Start => self.listed_by.one().cloned(),
             _ => None,
         };
         let options = SendOptions {
@@ -124,6 +124,7 @@ impl Reflector {
         .await;
         let response = answer.map_err(|_| ReflectorError::Silent(patience))??;
         self.server = response.extensions().get().cloned();
+        self.heed_pause(&response);
         let content_type = form.content_type(representation.encoding);
         let (headers, body) = accepted(response, content_type).await?;
         Ok(Accepted {
@@ -131,5 +132,14 @@ impl Reflector {
             body,
             accepts_gzip,
         })
+    }
+
+    /// Delays the next attempt for as long as an overloaded or starting server asks for.
+    fn heed_pause<B>(&mut self, response: &Response<B>) {
+        let status = response.status();
+        if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
+            let pause = AnswerError::refused(response).retry_after();
+            self.recovery.asked_to_wait(pause);
+        }
     }
 }

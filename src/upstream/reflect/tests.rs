@@ -1,5 +1,6 @@
 //! Tests of the reflector against a small API server.
 mod list;
+mod pages;
 mod recovery;
 mod resume;
 
