@@ -26,13 +26,14 @@ func (p place) manifests(t *testing.T) {
 	ways := map[string][]string{
 		"base":      {"resources: [deploy/base]"},
 		"daemonset": {"resources: [deploy/daemonset]"},
+		"namespace": {"namespace: " + p.namespace, "resources: [deploy/base]", "components: [deploy/flow-control]"},
 	}
 	for _, component := range manifests.Components(t) {
 		if component != "sidecar" {
 			ways[component] = []string{"resources: [deploy/base]", "components: [deploy/" + component + "]"}
 		}
 	}
-	if len(ways) < 6 {
+	if len(ways) < 7 {
 		t.Errorf("only %v", slices.Collect(maps.Keys(ways)))
 	}
 	texts := map[string]string{}
@@ -94,6 +95,41 @@ func TestManifestsLeaveTheNamespace(t *testing.T) {
 		if used := strings.Index(text, command); created < 0 || used < created {
 			t.Errorf("deploy/README.md says %q before it creates the namespace", command)
 		}
+	}
+}
+
+// TestManifestsFollowTheNamespace checks that a kustomization can choose another namespace. Each subject has to be in it,
+// because a binding of an account that does not exist grants nothing.
+func TestManifestsFollowTheNamespace(t *testing.T) {
+	t.Parallel()
+	document := string(require.Value(os.ReadFile(filepath.Join(manifests.DeployDir, "README.md")))(t))
+	_, recipe, found := strings.Cut(document, "\nnamespace: proxies\n")
+	recipe, _, closed := strings.Cut(recipe, "\n```\n")
+	if !found || !closed {
+		t.Fatal("deploy/README.md shows no kustomization with another namespace")
+	}
+	var components []string
+	for _, component := range manifests.Components(t) {
+		if component != "sidecar" && component != "cert-manager" {
+			components = append(components, "  - ../watershed/deploy/"+component+"\n")
+		}
+	}
+	recipe = strings.Replace(recipe, "components:\n", "components:\n"+strings.Join(components, ""), 1)
+	text := manifests.Kustomize(t, "namespace: proxies", strings.ReplaceAll(recipe, "../watershed/", ""))
+	if strings.Contains(text, "watershed-system") {
+		t.Errorf("the namespace is proxies, and there is watershed-system in\n%s", text)
+	}
+	kinds := map[string]int{}
+	for _, object := range manifests.Parse(t, text) {
+		kinds[object.GetKind()]++
+	}
+	for kind, want := range map[string]int{"ClusterRoleBinding": 3, "FlowSchema": 2, "Certificate": 2, "NetworkPolicy": 1, "PodMonitor": 1} {
+		if kinds[kind] != want {
+			t.Errorf("%d of kind %s, not %d", kinds[kind], kind, want)
+		}
+	}
+	if got := strings.Count(text, "namespace: proxies\n"); got < 15 {
+		t.Errorf("the namespace is named %d times", got)
 	}
 }
 
