@@ -308,7 +308,7 @@ func watchInShort(a api.Answer) string {
 		words += "what came after"
 	}
 	if r.Ended {
-		words += ", end mark"
+		words += ", initial-events-end bookmark"
 	}
 	return words
 }
