@@ -247,6 +247,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		// A rollout has 600 seconds (progressDeadlineSeconds).
 		"minReadySeconds=600":                                        "/minReadySeconds",
 		`podLabels.app\.kubernetes\.io/name=a`:                       "invalid propertyName",
+		`commonLabels.helm\.sh/chart=a`:                              "invalid propertyName",
+		"revisionHistoryLimit=-1":                                    "/revisionHistoryLimit",
 		"tls.certManager.enabled=true,tls.certManager.duration=240h": "renewBefore (720h) must be less than duration (240h)",
 		"autoscaling.enabled=true,autoscaling.targetCPUUtilizationPercentage=70,resources.requests.cpu=null": "resources.requests.cpu",
 		// No registry has a default image.
@@ -370,6 +372,86 @@ func TestMonitorsTrustTheServingCertificate(t *testing.T) {
 			got, _, _ := unstructured.NestedMap(list[0].(map[string]any), "tlsConfig", "ca")
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("%s: the %s trusts %v, not %v", values, kind, got, want)
+			}
+		}
+	}
+}
+
+// TestCommonLabelsAreOnEverythingButSelectors checks that each object and pod has the labels, and no selector has them:
+// selectors of a Deployment cannot change, and would keep an upgrade from being applied.
+func TestCommonLabelsAreOnEverythingButSelectors(t *testing.T) {
+	t.Parallel()
+	const labels = "commonLabels.team=api,commonLabels.tier=a,podLabels.tier=b,monitoring.dashboard.labels.tier=c"
+	for _, flags := range [][]string{
+		{"-f", manifests.ChartDir + "/examples/everything.yaml"},
+		{"--set", "kind=DaemonSet,monitoring.podMonitor.enabled=true"},
+	} {
+		kinds := map[string]bool{}
+		for _, object := range manifests.Parse(t, manifests.Chart(t, "w", append(flags, "--set", labels)...)) {
+			kinds[object.GetKind()] = true
+			all := map[string]map[string]string{object.GetKind(): object.GetLabels()}
+			if pod, found, _ := unstructured.NestedStringMap(object.Object, "spec", "template", "metadata", "labels"); found {
+				all["pod"] = pod
+			}
+			for of, labels := range all {
+				want := map[string]string{"pod": "b"}[of]
+				if strings.HasSuffix(object.GetName(), "-dashboard") {
+					want = "c"
+				} else if want == "" {
+					want = "a"
+				}
+				if labels["team"] != "api" || labels["tier"] != want {
+					t.Errorf("the %s of %s %s has the labels %v", of, object.GetKind(), object.GetName(), labels)
+				}
+			}
+			for path, selector := range selectors(object.Object) {
+				if strings.Contains(fmt.Sprint(selector), "team") {
+					t.Errorf("%s %s selects by %s %v", object.GetKind(), object.GetName(), path, selector)
+				}
+			}
+		}
+		if len(kinds) < 10 {
+			t.Errorf("only %v", slices.Sorted(maps.Keys(kinds)))
+		}
+	}
+}
+
+// selectors returns everything below a key that has "selector" in its name.
+func selectors(value any) map[string]any {
+	found := map[string]any{}
+	switch value := value.(type) {
+	case map[string]any:
+		for key, inner := range value {
+			if strings.Contains(strings.ToLower(key), "selector") {
+				found[key] = inner
+			}
+			for path, selector := range selectors(inner) {
+				found[key+"."+path] = selector
+			}
+		}
+	case []any:
+		for i, inner := range value {
+			for path, selector := range selectors(inner) {
+				found[fmt.Sprint(i, ".", path)] = selector
+			}
+		}
+	}
+	return found
+}
+
+// TestWorkloadsFollowTheValues checks the annotations and the old revisions of Deployment and DaemonSet.
+func TestWorkloadsFollowTheValues(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"Deployment", "DaemonSet"} {
+		for values, want := range map[string]string{
+			"replicas=2": "map[] 10",
+			`workloadAnnotations.example\.com/restart=never,revisionHistoryLimit=0`: "map[example.com/restart:never] 0",
+		} {
+			all := manifests.Parse(t, manifests.Chart(t, "w", "--set", "kind="+kind+","+values))
+			workload := manifests.OfKind(all, kind)[0]
+			limit, _, _ := unstructured.NestedFieldNoCopy(workload.Object, "spec", "revisionHistoryLimit")
+			if got := fmt.Sprint(workload.GetAnnotations(), " ", limit); got != want {
+				t.Errorf("%s with %s: %s, not %s", kind, values, got, want)
 			}
 		}
 	}

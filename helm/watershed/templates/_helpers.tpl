@@ -24,15 +24,25 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "watershed.labels" -}}
-{{ include "watershed.selector" . }}
-{{ include "watershed.commonLabels" . }}
+{{ include "watershed.labelsWith" (list . dict) }}
 {{- end -}}
 
-{{/* The labels of everything in the release. */}}
-{{- define "watershed.commonLabels" -}}
+{{/* The labels of an object, with further ones: a list of the context and a map. */}}
+{{- define "watershed.labelsWith" -}}
+{{ include "watershed.selector" (index . 0) }}
+{{ include "watershed.releaseLabels" . }}
+{{- end -}}
+
+{{/* The labels of everything in the release, with further ones, which replace those of commonLabels. */}}
+{{- define "watershed.releaseLabels" -}}
+{{- with index . 0 -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+{{- with merge dict (index . 1 | default dict) ((index . 0).Values.commonLabels | default dict) }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "watershed.serviceAccount" -}}

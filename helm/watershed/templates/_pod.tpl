@@ -5,10 +5,7 @@
 {{- $daemonSet := eq .Values.kind "DaemonSet" -}}
 metadata:
   labels:
-    {{- include "watershed.labels" . | nindent 4 }}
-    {{- with .Values.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "watershed.labelsWith" (list . .Values.podLabels) | nindent 4 }}
   {{- if or .Values.podAnnotations (include "watershed.hasFiles" .) }}
   annotations:
     {{- with .Values.podAnnotations }}
