@@ -457,6 +457,31 @@ func TestWorkloadsFollowTheValues(t *testing.T) {
 	}
 }
 
+// TestNotesWarnOfLimitsFarAboveRequests checks that the notes of an installation warn where proxies may use up the memory
+// of their nodes.
+func TestNotesWarnOfLimitsFarAboveRequests(t *testing.T) {
+	t.Parallel()
+	const limit, request = "resources.limits.memory=", "resources.requests.memory="
+	for values, want := range map[string]bool{
+		"replicas=2":                                          false,
+		limit + "4Gi," + request + "1Gi":                      false,
+		limit + "4.5Gi," + request + "1Gi":                    true,
+		limit + "4Gi," + request + "256Mi":                    true,
+		limit + "4294967296," + request + "1G":                true,
+		limit + "4000000000," + request + "1000000k":          false,
+		limit + "4Gi,resources.requests=null":                 false,
+		"resources=null":                                      false,
+		request + "256Mi,resources.limits=null":               false,
+		"kind=DaemonSet," + limit + "1Gi," + request + "64Mi": true,
+	} {
+		args := append([]string{"install", "w", manifests.ChartDir, "--dry-run=client"}, append(manifests.Image, "--set", values)...)
+		notes := kubectl.Helm(t, testbed.Upstream, args...).MustSucceed(t, values)
+		if got := strings.Contains(notes, "WARNING: resources.limits.memory ("); got != want {
+			t.Errorf("%s: it warns: %v", values, got)
+		}
+	}
+}
+
 // TestServiceLeadsToTheProxy checks that there is a Service, and a test that uses it, unless the proxy
 // listens on the node's loopback only.
 func TestServiceLeadsToTheProxy(t *testing.T) {

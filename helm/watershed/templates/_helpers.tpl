@@ -236,6 +236,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* The bytes of a quantity such as 512Mi. 0 if it has another form. */}}
+{{- define "watershed.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- if not (kindIs "string" .) -}}
+{{- . | default 0 | int64 -}}
+{{- else if regexMatch "^[0-9]+([.][0-9]+)?([kMGT]|[KMGT]i)?$" . -}}
+{{- mulf (regexFind "^[0-9.]+" . | float64) (get $units (regexFind "[A-Za-z]*$" .)) | int64 -}}
+{{- else -}}
+0
+{{- end -}}
+{{- end -}}
+
 {{- define "watershed.tlsSecret" -}}
 {{- .Values.tls.existingSecret | default (printf "%s-tls" (include "watershed.fullname" .)) -}}
 {{- end -}}
