@@ -457,8 +457,8 @@ func TestWorkloadsFollowTheValues(t *testing.T) {
 	}
 }
 
-// TestNotesWarnOfLimitsFarAboveRequests checks that the notes of an installation warn where proxies may use up the memory
-// of their nodes.
+// TestNotesWarnOfLimitsFarAboveRequests checks that the notes of an installation warn where proxies may use up the
+// memory of their nodes.
 func TestNotesWarnOfLimitsFarAboveRequests(t *testing.T) {
 	t.Parallel()
 	const limit, request = "resources.limits.memory=", "resources.requests.memory="

@@ -98,8 +98,8 @@ func TestManifestsLeaveTheNamespace(t *testing.T) {
 	}
 }
 
-// TestManifestsFollowTheNamespace checks that a kustomization can choose another namespace. Each subject has to be in it,
-// because a binding of an account that does not exist grants nothing.
+// TestManifestsFollowTheNamespace checks that a kustomization can choose another namespace. Each subject has to be in
+// it, because a binding of an account that does not exist grants nothing.
 func TestManifestsFollowTheNamespace(t *testing.T) {
 	t.Parallel()
 	document := string(require.Value(os.ReadFile(filepath.Join(manifests.DeployDir, "README.md")))(t))
