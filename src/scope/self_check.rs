@@ -293,7 +293,7 @@ fn count(scope: &Scope, result: &Result<Look, Inconclusive>) {
         Ok(found) => ObjectDifference::part(&found.differences).label(),
         Err(Inconclusive::Expired) => "expired",
         Err(Inconclusive::Behind) => "behind",
-        Err(Inconclusive::Failed(_)) => "failed",
+        Err(Inconclusive::Failed(_) | Inconclusive::OtherFormat) => "failed",
         Err(Inconclusive::NotFollowed) => return,
     };
     metrics::SELF_CHECKS

@@ -157,6 +157,9 @@ pub enum AnswerError {
     /// The answer lists more objects than are read.
     #[error("more objects than expected")]
     TooManyObjects,
+    /// The answer is a list of the type, in another wire format than the known one.
+    #[error("the list has another format than the known one")]
+    OtherFormat,
     /// The answer is too long, or has an unexpected form.
     #[error("the answer is unusable: {0}")]
     Unusable(String),

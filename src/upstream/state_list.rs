@@ -118,7 +118,8 @@ impl StateList {
         })
     }
 
-    /// Lists objects in a representation, whose format is known. Applies no timeout.
+    /// Lists objects in a representation, whose format is known. A list in another one is
+    /// [`AnswerError::OtherFormat`]. Applies no timeout.
     pub async fn objects(
         &self,
         page: StatePage<'_>,
@@ -126,7 +127,12 @@ impl StateList {
         format: &WireFormat,
     ) -> Result<ListedObjects, AnswerError> {
         let body = self.whole(page, representation).await?;
-        let listed = format.read_list(&body)?;
+        let listed = format.read_list(&body).map_err(|error| {
+            match WireFormat::learn(representation.encoding, format.kind(), &body) {
+                Ok(_) => AnswerError::OtherFormat,
+                Err(_) => error.into(),
+            }
+        })?;
         page.check_version(&listed)?;
         let remaining = remaining(&listed);
         let scanned = listed.objects.into_iter().map(|object| {
@@ -220,6 +226,37 @@ fn remaining(listed: &ListPage) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::{Api, HTTP2, Pki, typed, upstream_of};
+
+    const EMPTY: &str = concat!(
+        r#"{"kind":"ThingList","apiVersion":"things.test/v1","metadata":{"resourceVersion":"7"},"items":[]}"#,
+        "\n"
+    );
+    /// A list whose items say what they are, which an empty one does not show.
+    const WITH_KINDS: &str = concat!(
+        r#"{"kind":"ThingList","apiVersion":"things.test/v1","metadata":{"resourceVersion":"7"},"items":["#,
+        r#"{"kind":"Thing","apiVersion":"things.test/v1","metadata":{"name":"a","resourceVersion":"5"}}]}"#,
+        "\n"
+    );
+
+    #[tokio::test]
+    async fn a_list_of_another_format_is_told_from_what_is_no_list() {
+        let pki = Pki::new();
+        let (format, _) = WireFormat::learn(Encoding::Json, "Thing", &EMPTY.into()).unwrap();
+        for (body, is_list) in [(WITH_KINDS, true), ("{}", false)] {
+            let api = Api::start(&pki, HTTP2, move |_, _| async move {
+                typed(200, "application/json", body)
+            })
+            .await;
+            let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+            let things = GroupVersionResource::new("things.test", "v1", "things");
+            let list = StateList::new(client, &things, &Selection::default(), false);
+            let json = Representation::whole(Encoding::Json);
+            let listed = list.objects(StatePage::Newest, json, &format).await;
+            let is_other = matches!(listed, Err(AnswerError::OtherFormat));
+            assert!(listed.is_err() && is_other == is_list, "{body}");
+        }
+    }
 
     #[test]
     fn an_exact_page_begins_at_the_start_or_after_a_key() {

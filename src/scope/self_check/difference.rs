@@ -32,16 +32,27 @@ pub(super) enum DifferenceKind {
     },
     /// Both have it in one version, and its bytes differ from this offset on.
     Bytes { offset: usize },
+    /// Lists of the type are written in another format.
+    List,
 }
 
 impl ObjectDifference {
     /// Returns the part in which some objects differ.
     pub(super) fn part(differences: &[Self]) -> DifferingPart {
-        let is_bytes = |it: &Self| matches!(it.kind, DifferenceKind::Bytes { .. });
-        if differences.iter().all(is_bytes) {
+        let is_print =
+            |it: &Self| matches!(it.kind, DifferenceKind::Bytes { .. } | DifferenceKind::List);
+        if differences.iter().all(is_print) {
             DifferingPart::Print
         } else {
             DifferingPart::Objects
+        }
+    }
+
+    /// The difference of lists in two formats, which is of no object.
+    pub(super) fn of_list() -> Self {
+        Self {
+            key: String::new(),
+            kind: DifferenceKind::List,
         }
     }
 
@@ -99,6 +110,7 @@ impl fmt::Display for ObjectDifference {
                 write!(f, "{key}: version {memory} in memory, {upstream} upstream")
             }
             // What the bytes are is nobody's business who reads the log.
+            DifferenceKind::List => f.write_str("lists of another format upstream"),
             DifferenceKind::Bytes { offset } => write!(f, "{key}: other bytes at offset {offset}"),
         }
     }
@@ -155,6 +167,8 @@ mod tests {
         assert_eq!(ObjectDifference::of_bytes("a", b"one", b"one"), None);
         let bytes = ObjectDifference::of_bytes("a", b"one", b"once").unwrap();
         assert_eq!(bytes.to_string(), "a: other bytes at offset 2");
+        let list = ObjectDifference::of_list();
+        assert_eq!(ObjectDifference::part(&[list, bytes]), DifferingPart::Print);
     }
 
     #[test]

@@ -118,9 +118,14 @@ enum PartCheck<'a> {
 
 impl PartCheck<'_> {
     async fn look(&self, ready: &ReadyScope) -> Result<Look, Inconclusive> {
-        match self {
+        let look = match self {
             Self::Paged(check) => check.look(ready).await,
             Self::Selected(check) => check.look(ready).await,
+        };
+        match look {
+            // Memory's was learned from an empty list, as that of an aggregated type, or upstream's changed.
+            Err(Inconclusive::OtherFormat) => Ok(Look::at_other_format()),
+            look => look,
         }
     }
 }

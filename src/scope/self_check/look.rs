@@ -28,6 +28,9 @@ pub(super) enum Inconclusive {
     /// Upstream has events that may still come.
     #[error("upstream is ahead")]
     Behind,
+    /// Upstream's list is written in another format.
+    #[error("upstream's lists have another format")]
+    OtherFormat,
     /// The two sides could not be brought to one version.
     #[error("{0}")]
     Failed(String),
@@ -43,6 +46,16 @@ pub(super) struct Look {
     pub(super) counts_differ: bool,
 }
 
+impl Look {
+    /// The result of a look at a list in another format than memory's.
+    pub(super) fn at_other_format() -> Self {
+        Self {
+            differences: vec![ObjectDifference::of_list()],
+            ..Self::default()
+        }
+    }
+}
+
 /// Waits for an answer of upstream.
 pub(super) async fn answered<T>(
     answer: impl Future<Output = Result<T, AnswerError>>,
@@ -50,6 +63,7 @@ pub(super) async fn answered<T>(
     match timeout(TIMEOUT, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) if error.status() == Some(StatusCode::GONE) => Err(Inconclusive::Expired),
+        Ok(Err(AnswerError::OtherFormat)) => Err(Inconclusive::OtherFormat),
         Ok(Err(error)) => Err(Inconclusive::Failed(error.to_string())),
         Err(_) => {
             let message = format!("no answer within {TIMEOUT:?}");
