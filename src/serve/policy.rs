@@ -73,10 +73,7 @@ impl Default for UserLimits {
 }
 
 impl UserLimits {
-    pub(super) fn is_off(self) -> bool {
-        self.in_flight == 0 && self.per_second == 0
-    }
-
+    /// Returns the requests that a user may start at once.
     pub(super) fn burst(self) -> f64 {
         let burst = if self.burst == 0 {
             self.per_second.saturating_mul(2)
