@@ -121,8 +121,8 @@ impl Authorizer {
         &self.nodes
     }
 
-    /// Asks whether `identity` may have this access. Without credentials, the caller's reviews count for its
-    /// address.
+    /// Asks whether `identity` may have this access. Without credentials, the caller's reviews and denials count
+    /// for its address.
     pub async fn authorize(
         self: &Arc<Self>,
         identity: &Arc<Identity>,
@@ -137,7 +137,9 @@ impl Authorizer {
         metrics::remembered(known.is_ok());
         match known {
             Ok(reviewed) => Ok(reviewed),
-            Err(_) if self.denials.sends_on(&request) => Err(ReviewError::OftenDenied.into()),
+            Err(_) if self.denials.sends_on(&request, address) => {
+                Err(ReviewError::OftenDenied.into())
+            }
             // Boxed, because the future is large and rare.
             Err(missing) => {
                 Box::pin(self.review_missing(&request, missing, VerdictUse::Here, address)).await
@@ -240,7 +242,7 @@ impl Authorizer {
         if let Some(wide) = wide {
             let reviewed = self.review_shared(&wide, usage, address).await?;
             if covers(&wide, &reviewed) {
-                return Ok(self.noted(reviewed.covering(request), usage));
+                return Ok(self.noted(reviewed.covering(request), usage, address));
             }
             if usage != VerdictUse::Here {
                 // So that the next one is not asked about twice.
@@ -248,13 +250,18 @@ impl Authorizer {
             }
         }
         let reviewed = self.review_shared(request, usage, address).await?;
-        Ok(self.noted(reviewed, usage))
+        Ok(self.noted(reviewed, usage, address))
     }
 
-    /// Notes a denial here.
-    fn noted(&self, reviewed: ReviewedAccess, usage: VerdictUse) -> ReviewedAccess {
+    /// Notes a denial here, to a caller at this address.
+    fn noted(
+        &self,
+        reviewed: ReviewedAccess,
+        usage: VerdictUse,
+        address: IpAddr,
+    ) -> ReviewedAccess {
         if !reviewed.is_allowed() && usage == VerdictUse::Here {
-            self.denials.record(&reviewed.request);
+            self.denials.record(&reviewed.request, address);
         }
         reviewed
     }

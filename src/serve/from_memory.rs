@@ -201,9 +201,8 @@ impl FromMemory {
                 Ok(answer)
             }
             ReadKind::Watch(watch) => {
-                let share = self
-                    .watch_limits
-                    .begin(reviewed.user(), read.selector_bytes)?;
+                let caller = reviewed.identity().caller_key(exchange.address());
+                let share = self.watch_limits.begin(caller, read.selector_bytes)?;
                 let guard = self.access.authorizer.guard(reviewed, exchange.address());
                 let context = WatchContext {
                     coding,

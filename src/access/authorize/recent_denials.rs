@@ -1,10 +1,11 @@
-//! Users who were lately denied several reads of a type.
+//! Callers who were lately denied several reads of a type.
 //!
 //! A caller who asks for one namespace or name after the other, without the right to any, would cost
 //! upstream a review of each: more than the requests themselves. They are forwarded then, each of them
 //! once. Whoever asks again is reviewed, and the verdict counts for a while.
 use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, RandomState};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::access::request::AccessRequest;
 const SEVERAL: u32 = 2;
 /// Time for which a denial counts.
 const LATELY: Duration = Duration::from_secs(30);
-/// Limit of users and types, of each kind of read. Others are reviewed.
+/// Limit of callers and types, of each kind of read. Others are reviewed.
 const MAX_KINDS: u64 = 1024;
 /// Targets of each that are remembered.
 const MAX_TARGETS: usize = 256;
@@ -26,12 +27,12 @@ const MAX_TARGETS: usize = 256;
 /// The reads that were denied lately.
 #[derive(Debug)]
 pub(super) struct RecentDenials {
-    /// By the hash of the user, the verb and the type.
+    /// By the hash of the caller, the verb and the type.
     kinds: Cache<u64, Arc<Mutex<DeniedReads>>>,
     hasher: RandomState,
 }
 
-/// The reads of one user, verb and type.
+/// The reads of one caller, verb and type.
 #[derive(Debug, Default)]
 struct DeniedReads {
     denials: u32,
@@ -52,9 +53,9 @@ impl Default for RecentDenials {
 }
 
 impl RecentDenials {
-    /// Records that upstream denied a request.
-    pub(super) fn record(&self, request: &AccessRequest) {
-        let Some((kind, target)) = self.hashes(request) else {
+    /// Records that upstream denied a request of a caller at this address.
+    pub(super) fn record(&self, request: &AccessRequest, address: IpAddr) {
+        let Some((kind, target)) = self.hashes(request, address) else {
             return;
         };
         let denied = self.kinds.get(&kind).unwrap_or_default();
@@ -70,8 +71,8 @@ impl RecentDenials {
 
     /// Returns `true` if a request without a verdict should be forwarded instead of being reviewed. It
     /// is reviewed the next time.
-    pub(super) fn sends_on(&self, request: &AccessRequest) -> bool {
-        let Some((kind, target)) = self.hashes(request) else {
+    pub(super) fn sends_on(&self, request: &AccessRequest, address: IpAddr) -> bool {
+        let Some((kind, target)) = self.hashes(request, address) else {
             return false;
         };
         let Some(denied) = self.kinds.get(&kind) else {
@@ -83,12 +84,13 @@ impl RecentDenials {
 
     /// Returns the hashes of a request's kind and of its target; `None` if it is no get and no list. A
     /// watch that is forwarded may last for long.
-    fn hashes(&self, request: &AccessRequest) -> Option<(u64, u64)> {
+    fn hashes(&self, request: &AccessRequest, address: IpAddr) -> Option<(u64, u64)> {
         let read = request.target.exact_read()?;
         if !matches!(read.verb, Verb::Get | Verb::List) {
             return None;
         }
-        let kind = (&request.identity.user, read.verb, &read.resource.gvr);
+        let caller = request.identity.caller_key(address);
+        let kind = (caller, read.verb, &read.resource.gvr);
         Some((
             self.hasher.hash_one(kind),
             self.hasher.hash_one(&request.target),
@@ -114,6 +116,8 @@ impl DeniedReads {
 mod tests {
     use super::*;
 
+    const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
     fn list(user: &str, namespace: &str) -> AccessRequest {
         AccessRequest::example(user, &[], Some(namespace))
     }
@@ -122,16 +126,25 @@ mod tests {
     fn first_reads_are_sent_on_after_several_denials() {
         let denials = RecentDenials::default();
         for namespace in ["one", "two"] {
-            assert!(!denials.sends_on(&list("a", namespace)));
-            denials.record(&list("a", namespace));
+            assert!(!denials.sends_on(&list("a", namespace), ADDRESS));
+            denials.record(&list("a", namespace), ADDRESS);
         }
-        assert!(!denials.sends_on(&list("a", "one")), "its verdict may last");
-        assert!(denials.sends_on(&list("a", "three")));
-        assert!(!denials.sends_on(&list("a", "three")), "it comes again");
-        assert!(!denials.sends_on(&list("b", "three")), "another user");
+        assert!(
+            !denials.sends_on(&list("a", "one"), ADDRESS),
+            "its verdict may last"
+        );
+        assert!(denials.sends_on(&list("a", "three"), ADDRESS));
+        assert!(
+            !denials.sends_on(&list("a", "three"), ADDRESS),
+            "it comes again"
+        );
+        assert!(
+            !denials.sends_on(&list("b", "three"), ADDRESS),
+            "another user"
+        );
         let mut watch = list("a", "four");
         watch.target.verb = Verb::Watch.as_str().into();
-        assert!(!denials.sends_on(&watch));
+        assert!(!denials.sends_on(&watch, ADDRESS));
     }
 
     #[test]
@@ -139,11 +152,11 @@ mod tests {
         let denials = RecentDenials::default();
         let of = |number: usize| list("a", &number.to_string());
         for number in 0..2 * MAX_TARGETS {
-            denials.record(&of(number));
+            denials.record(&of(number), ADDRESS);
         }
-        let (kind, _) = denials.hashes(&of(0)).unwrap();
+        let (kind, _) = denials.hashes(&of(0), ADDRESS).unwrap();
         let targets = denials.kinds.get(&kind).unwrap().lock().targets.len();
         assert_eq!(targets, MAX_TARGETS);
-        assert!(!denials.sends_on(&of(2 * MAX_TARGETS - 1)));
+        assert!(!denials.sends_on(&of(2 * MAX_TARGETS - 1), ADDRESS));
     }
 }

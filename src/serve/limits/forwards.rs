@@ -104,7 +104,7 @@ impl ForwardLimits {
         user: Option<&Arc<Identity>>,
     ) -> Result<ForwardShare, LimitExceeded> {
         let address = CallerKey::Address(exchange.address());
-        let caller = user.map_or(address, |user| CallerKey::user(&user.user));
+        let caller = user.and_then(|user| user.user_key()).unwrap_or(address);
         self.take(exchange.plan.forward_class, caller)
     }
 
@@ -142,7 +142,7 @@ impl ForwardLimits {
     /// Admits an upgrade. It costs a connection to upstream, so its caller is authenticated first.
     async fn admit_upgrade(&self, exchange: &Exchange<'_>) -> Result<ForwardPermit, Refusal> {
         let user = match exchange.identify_bearer().await {
-            Ok(Authenticated::Known(user)) => Some(CallerKey::user(&user.user)),
+            Ok(Authenticated::Known(user)) => user.user_key(),
             Ok(Authenticated::Refused) => return Err(Refusal::access(Status::unauthorized())),
             Ok(Authenticated::Unknown) => None,
             Err(error) => {

@@ -6,6 +6,8 @@ use crate::serve::metrics;
 use crate::serve::policy::UserLimits;
 
 /// Counts the scans of each user, the states kept for its pages, and the scopes opened for it.
+///
+/// All callers without credentials are one user here: nothing else bounds what they take together.
 pub(in crate::serve) struct ReadLimits {
     scans: Limit,
     pages: Shares,

@@ -110,12 +110,12 @@ impl Limiter {
     }
 
     /// Returns whom a request counts for: the user whose token was reviewed within the last hour, or
-    /// is now. Otherwise it is the address. After a review that failed, requests with the token do
+    /// is now. Otherwise, and without credentials, it is the address. After a review that failed, requests with the token do
     /// not wait for another one for a while.
     async fn payer(&self, exchange: &Exchange<'_>, user: Option<Arc<Identity>>) -> CallerKey {
         if let Some(remembered) = user {
             // Not recorded: upstream may refuse the token by now.
-            return CallerKey::user(&remembered.user);
+            return remembered.caller_key(exchange.address());
         }
         let credential = exchange.credential.as_ref();
         let is_undecided = credential.is_some_and(|token| self.undecided.contains_key(token));
@@ -123,7 +123,7 @@ impl Limiter {
             match token_user(exchange).await {
                 Ok(Some(identity)) => {
                     exchange.record_identified(&identity);
-                    return CallerKey::user(&identity.user);
+                    return identity.caller_key(exchange.address());
                 }
                 Ok(None) => {}
                 Err(_) => {

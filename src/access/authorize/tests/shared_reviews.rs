@@ -110,6 +110,38 @@ async fn a_caller_without_credentials_does_not_wait_for_the_turn_of_another_one(
     assert!(waiting.await.unwrap().is_allowed());
 }
 
+/// Anybody can come without credentials, and be denied one namespace after the other.
+#[tokio::test]
+async fn denials_without_credentials_have_nobody_elsewhere_forwarded() {
+    let denied = || text(r#"{"status":{"allowed":false}}"#);
+    let (authorizer, _, _api) = counting(denied).await;
+    let other = IpAddr::from([192, 0, 2, 2]);
+    let is_reviewed = async |address, namespace| {
+        let request = AccessRequest::example(
+            "system:anonymous",
+            &["system:unauthenticated"],
+            Some(namespace),
+        );
+        let reviewed = authorizer.authorize(&request.identity, address, request.target.clone());
+        match reviewed.await {
+            Ok(reviewed) => {
+                assert!(!reviewed.is_allowed());
+                true
+            }
+            Err(error) => {
+                assert!(matches!(*error, ReviewError::OftenDenied), "{error}");
+                false
+            }
+        }
+    };
+    for namespace in ["one", "two"] {
+        assert!(is_reviewed(ADDRESS, namespace).await);
+    }
+    assert!(!is_reviewed(ADDRESS, "three").await);
+    assert!(is_reviewed(other, "four").await);
+    assert!(!is_reviewed(ADDRESS, "five").await);
+}
+
 #[tokio::test(start_paused = true)]
 async fn watches_without_credentials_take_turns_of_no_known_caller() {
     let (turns, anonymous) = (WatchTurns::default(), Identity::anonymous());
