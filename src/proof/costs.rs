@@ -4,10 +4,10 @@
 //! comparison costs is measured for each type: the length of upstream's lists of metadata, and the
 //! time they take. The weights of other forms were measured once (docs/benchmarks.md).
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time;
+use tokio::time::Instant;
 use watershed_protocol::{Encoding, Representation};
 
 use super::route::VersionQuestion;
@@ -70,7 +70,7 @@ struct Measurements {
     /// Events did not bring the last proofs, so comparing comes first. `None` before the first one.
     compares_first: Option<bool>,
     /// The moment at which that was learned.
-    learned: Option<time::Instant>,
+    learned: Option<Instant>,
     paused_until: Option<Instant>,
 }
 
@@ -108,7 +108,7 @@ impl ProofCosts {
     pub(super) fn set_compare_first(&self, compares_first: bool) {
         let measured = &mut self.0.lock().measured;
         measured.compares_first = Some(compares_first);
-        measured.learned = Some(time::Instant::now());
+        measured.learned = Some(Instant::now());
     }
 
     /// Notes the uncompressed length and the time of a comparison.
@@ -479,9 +479,9 @@ mod tests {
         let costs = ProofCosts::default();
         assert!(!costs.estimate(1).is_outdated(), "nothing was learned");
         costs.set_compare_first(true);
-        time::advance(LAG_REMEMBERED / 2).await;
+        tokio::time::advance(LAG_REMEMBERED / 2).await;
         assert!(!costs.estimate(1).is_outdated());
-        time::advance(LAG_REMEMBERED / 2).await;
+        tokio::time::advance(LAG_REMEMBERED / 2).await;
         assert!(costs.estimate(1).is_outdated());
         costs.set_compare_first(true);
         assert!(!costs.estimate(1).is_outdated(), "it was learned anew");
