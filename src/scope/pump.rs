@@ -61,9 +61,6 @@ pub(crate) use stopping::REOPEN_AFTER;
 
 /// A scope whose schema changes again and again is listed after so many times that long.
 const MOST_REBUILDS: u32 = 5;
-/// A watch that ended in good order is open again after milliseconds. A scope that waits longer
-/// does not follow.
-const WATCH_REOPEN: Duration = Duration::from_secs(2);
 
 /// Makes the frame of an event again.
 type EventOrigin = Box<dyn FrameOrigin>;
@@ -391,8 +388,7 @@ impl ScopePump {
             }
             self.apply(change, origin);
         } else if !self.continuity.is_certain() {
-            let by = Instant::now() + WATCH_REOPEN;
-            self.served.reopened_by.get_or_insert(by);
+            self.served.expect_reopening();
         }
     }
 

@@ -11,7 +11,7 @@
 //! look, a moment later and at a newer version, finds it again. What cannot be compared is skipped.
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant as StdInstant};
+use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
@@ -62,7 +62,7 @@ struct ScheduledScope {
     scope: Weak<Scope>,
     due: Instant,
     /// The end of the last check.
-    checked: Option<StdInstant>,
+    checked: Option<Instant>,
     /// The key behind which the next check begins.
     after: Option<String>,
     /// Checks in a row that failed.
@@ -160,7 +160,7 @@ impl SelfCheck {
             self.interval
         };
         scheduled.due = next_due(&self.scopes.all(), scope, interval * slowdown);
-        scheduled.checked = Some(StdInstant::now());
+        scheduled.checked = Some(Instant::now());
         match result {
             Ok(look) if look.differences.is_empty() => scheduled.go_on(look.next),
             Ok(look) => {
@@ -190,8 +190,8 @@ impl ScheduledScope {
     /// within the interval.
     fn is_due_by_silence(&self, scope: &Scope, silence: Duration, interval: Duration) -> bool {
         let silent_since = scope.upstream.last_heard() + silence;
-        let is_new = |at: StdInstant| at < silent_since && at.elapsed() >= interval;
-        silent_since <= StdInstant::now() && self.checked.is_none_or(is_new)
+        let is_new = |at: Instant| at < silent_since && at.elapsed() >= interval;
+        silent_since <= Instant::now() && self.checked.is_none_or(is_new)
     }
 }
 

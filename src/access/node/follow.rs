@@ -4,7 +4,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use watershed_protocol::{EventKind, FieldTable, ObjectAttributes};
 
 use super::{NodeRights, PodStore, is_over};
@@ -43,7 +43,7 @@ pub(in crate::access) async fn follow(
                     phase,
                 };
                 follow_scope(&scope, store, &rights).await;
-                rights.set_lost(last_heard(&scope));
+                rights.set_lost(scope.upstream.last_heard());
             }
             rights.forget_store();
             scope_events::pause_after(&scope).await;
@@ -52,10 +52,6 @@ pub(in crate::access) async fn follow(
             sleep(PAUSE).await;
         }
     }
-}
-
-fn last_heard(scope: &Scope) -> Instant {
-    Instant::from_std(scope.upstream.last_heard())
 }
 
 /// Notes the pods that leave until the scope is listed again or stops.
@@ -71,7 +67,7 @@ async fn follow_scope(scope: &Scope, store: PodStore, rights: &NodeRights) {
         if followed {
             rights.set_followed();
         } else {
-            rights.set_lost(last_heard(scope));
+            rights.set_lost(scope.upstream.last_heard());
         }
     };
     scope_events::follow(scope, subscription, note, set_followed).await;

@@ -1,6 +1,6 @@
 //! The report that the page and the JSON show.
 use std::cmp::Reverse;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
@@ -297,7 +297,6 @@ impl ScopeStatus {
                 PhaseName::Stopped
             }
         };
-        let last_heard: Instant = scope.upstream.last_heard();
         Self {
             group: scope.key.gvr.group.to_string(),
             version: scope.key.gvr.version.to_string(),
@@ -314,7 +313,7 @@ impl ScopeStatus {
             window_events: stats.events,
             window_bytes: stats.event_bytes,
             resource_version: stats.version.0,
-            last_heard_seconds: last_heard.elapsed().as_secs_f64(),
+            last_heard_seconds: scope.upstream.silence().as_secs_f64(),
             staleness_seconds: scope.age().unwrap_or_default().as_secs_f64(),
             watchers: stats.watchers,
         }

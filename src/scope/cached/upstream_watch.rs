@@ -1,10 +1,10 @@
 //! The watch that feeds a scope, as the rest of the proxy sees it.
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time;
+use tokio::time::Instant;
 use watershed_protocol::ResourceVersion;
 
 use super::age::ScopeAge;
@@ -101,7 +101,7 @@ impl UpstreamWatch {
 
     /// Sets the time since when upstream's changes do not arrive, `None` if they do, and whether something was
     /// due that did not come.
-    pub(in crate::scope) fn set_lost(&self, since: Option<time::Instant>, lacks: bool) {
+    pub(in crate::scope) fn set_lost(&self, since: Option<Instant>, lacks: bool) {
         self.age.publish(since);
         self.lacks.store(lacks, Ordering::Relaxed);
         self.show_delivering();
@@ -118,8 +118,8 @@ impl UpstreamWatch {
     }
 
     /// Records that an event, a bookmark or a list came.
-    pub(in crate::scope) fn mark_heard(&self, now: Instant) {
-        *self.last_heard.lock() = now;
+    pub(in crate::scope) fn mark_heard(&self) {
+        *self.last_heard.lock() = Instant::now();
     }
 
     /// Returns the server at which the scope is followed, once it is known.

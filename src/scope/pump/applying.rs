@@ -2,11 +2,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::time;
 use watershed_protocol::{Frame, Scanned};
 
 use super::collect::stored_object;
-use super::{EventOrigin, ScopePump, WATCH_REOPEN};
+use super::{EventOrigin, ScopePump};
 use crate::budget::MemoryLoad;
 use crate::scope::cached::discard;
 use crate::scope::metrics;
@@ -20,7 +19,7 @@ impl ScopePump {
         let now = Instant::now();
         match change {
             Change::Ended => {
-                self.served.reopened_by.get_or_insert(now + WATCH_REOPEN);
+                self.served.expect_reopening();
                 return;
             }
             Change::Interrupted => {
@@ -32,7 +31,7 @@ impl ScopePump {
         }
         self.scope.upstream.set_following(true);
         if !matches!(change, Change::Resumed { .. }) {
-            self.scope.upstream.mark_heard(now);
+            self.scope.upstream.mark_heard();
         }
         match change {
             Change::Listed(listed) => self.apply_list(*listed),
@@ -53,7 +52,7 @@ impl ScopePump {
                 self.is_rewritten = false;
                 self.follow_server();
                 self.count(&metrics::UPSTREAM_RESUMES);
-                self.served.staleness.mark_reopened(time::Instant::now());
+                self.served.mark_reopened();
             }
             Change::Interrupted | Change::Ended | Change::OtherHistory { .. } => {}
         }

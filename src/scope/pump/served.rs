@@ -1,7 +1,7 @@
 //! The state that a scope serves, and how current it is: whether upstream's changes arrive, and when
 //! it is too old.
 use std::sync::Arc;
-use std::time;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -10,6 +10,10 @@ use super::staleness::{DueChange, StalenessChange, StalenessClock};
 use crate::scope::cached::Scope;
 use crate::scope::phase::ScopePhase;
 use crate::store::StoreWriter;
+
+/// A watch that ended in good order is open again after milliseconds. A scope that waits longer
+/// does not follow.
+const WATCH_REOPEN: Duration = Duration::from_secs(2);
 
 /// The state that a scope's task shows to readers, and its age.
 ///
@@ -20,7 +24,7 @@ pub(super) struct ServedState {
     pub(super) phase: ShownPhase,
     pub(super) staleness: StalenessClock,
     /// Upstream ended the watch. Unless it is open again by then, the scope does not follow.
-    pub(super) reopened_by: Option<time::Instant>,
+    pub(super) reopened_by: Option<Instant>,
     /// The watch was opened again as other streams brought something, and has not been found silent
     /// since.
     pub(super) reopened_with_others: bool,
@@ -95,6 +99,17 @@ impl ServedState {
         if !self.scope.upstream.is_following() {
             self.mark_lost();
         }
+    }
+
+    /// Records that upstream ended the watch. It is expected to be open again in a moment.
+    pub(super) fn expect_reopening(&mut self) {
+        let by = Instant::now() + WATCH_REOPEN;
+        self.reopened_by.get_or_insert(by);
+    }
+
+    /// Records that the watch is open again.
+    pub(super) fn mark_reopened(&mut self) {
+        self.staleness.mark_reopened(Instant::now());
     }
 
     /// Records that upstream sent a list, an event or a bookmark.
