@@ -25,7 +25,7 @@
 //! | [`app`] | starts all of the above and joins them | `app.rs` |
 //! | [`cli`] | the command line and the configuration file | `cli.rs` |
 //! | [`budget`] | the memory budget: bytes by class, the limit, steps when memory runs short | `budget/pressure.rs` |
-//! | [`backoff`], [`body`], [`drain`], [`fairness`], [`headers`], [`work`] | small types that several modules share | |
+//! | [`atomic_moment`], [`backoff`], [`body`], [`drain`], [`fairness`], [`headers`], [`work`] | small types that several modules share | |
 //! | [`shared_calls`] | calls whose result several callers share | `shared_calls/singleflight.rs` |
 //! | [`log_throttle`], [`metric`] | repeated log lines; declarations of metrics | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
@@ -50,6 +50,7 @@ pub mod access;
 pub mod admin;
 pub mod advise;
 pub mod app;
+pub mod atomic_moment;
 pub mod audit;
 pub mod backoff;
 pub mod body;

@@ -362,7 +362,7 @@ impl Authorizer {
         let is_current = self.changes.is_in_this_timeline(&verdict.position)
             && self.nodes.still_holds(reason, request);
         if !is_current {
-            verdict.set_overtaken(verdict.position.requested.elapsed());
+            verdict.set_overtaken(Instant::now());
         }
     }
 

@@ -270,7 +270,7 @@ impl Changes {
     /// Compares a verdict with the changes that it has not been compared with yet.
     pub(super) fn apply(&self, verdict: &Verdict, request: &AccessRequest) {
         if !self.is_in_this_timeline(&verdict.position) {
-            verdict.set_overtaken(verdict.position.requested.elapsed());
+            verdict.set_overtaken(Instant::now());
             return;
         }
         let compared = verdict.compared.load(Ordering::Acquire);
@@ -297,7 +297,7 @@ impl Changes {
                     verdict.set_settled(after);
                 }
             } else if is_later {
-                verdict.set_overtaken(at.saturating_duration_since(requested));
+                verdict.set_overtaken(*at);
             } else if let Some(after) = settles_after(*at, requested) {
                 verdict.set_settled(after);
             }

@@ -2,7 +2,7 @@
 pub(super) mod cache;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,6 +12,7 @@ use super::identity::Identity;
 use super::metrics;
 use super::node::GrantReason;
 use super::request::AccessRequest;
+use crate::atomic_moment::AtomicMoment;
 
 /// Number of lifetimes after which a grant by RBAC is not renewed any more.
 const MAX_LIFETIMES: u32 = 24;
@@ -137,11 +138,10 @@ pub(super) struct Verdict {
     /// Changes of RBAC before this number have been compared with the request. None is compared with a grant
     /// to a node whose reason is followed.
     pub(super) compared: AtomicU64,
-    /// Nanoseconds from the request to the first change that concerns it; [`NEVER`] without one.
-    overtaken: AtomicU64,
-    /// Nanoseconds from the request until upstream surely knows an earlier change that concerns
-    /// it; [`NEVER`] without one.
-    settled: AtomicU64,
+    /// The first change after the request that concerns it.
+    overtaken: AtomicMoment,
+    /// The moment from which on upstream surely knows an earlier change that concerns it.
+    settled: AtomicMoment,
 }
 
 impl Verdict {
@@ -159,8 +159,8 @@ impl Verdict {
             ttl,
             unwatched_ttl,
             compared: AtomicU64::new(position.unsettled),
-            overtaken: AtomicU64::new(NEVER),
-            settled: AtomicU64::new(NEVER),
+            overtaken: AtomicMoment::default(),
+            settled: AtomicMoment::default(),
         }
     }
 
@@ -255,29 +255,27 @@ impl Verdict {
     }
 
     /// Notes a later change that concerns the request.
-    pub(super) fn set_overtaken(&self, after: Duration) {
-        let before = self
-            .overtaken
-            .fetch_min(nanoseconds(after), Ordering::AcqRel);
-        if before == NEVER {
+    pub(super) fn set_overtaken(&self, at: Instant) {
+        if self.overtaken.set_earliest(self.position.requested, at) {
             metrics::dropped();
         }
     }
 
-    /// Notes when upstream surely knows an earlier change that concerns the request.
+    /// Notes how long after the request upstream surely knows an earlier change that concerns it.
     pub(super) fn set_settled(&self, after: Duration) {
-        self.settled.fetch_min(nanoseconds(after), Ordering::AcqRel);
+        let requested = self.position.requested;
+        self.settled.set_earliest(requested, requested + after);
     }
 
     /// Returns the time of the first later change that concerns the request, if there was one.
     pub(super) fn overtaken_at(&self) -> Option<Instant> {
-        self.moment(&self.overtaken)
+        self.overtaken.get(self.position.requested)
     }
 
     /// Returns the time of the next review that an earlier change makes necessary, if there was
     /// one.
     pub(super) fn settled_at(&self) -> Option<Instant> {
-        self.moment(&self.settled)
+        self.settled.get(self.position.requested)
     }
 
     /// Returns the lifetime, which depends on whether RBAC is followed.
@@ -293,11 +291,6 @@ impl Verdict {
     pub(super) fn is_valid(&self, now: Instant, end: Instant) -> bool {
         now < end && self.overtaken_at().is_none() && self.settled_at().is_none_or(|at| now < at)
     }
-
-    fn moment(&self, after: &AtomicU64) -> Option<Instant> {
-        let after = after.load(Ordering::Acquire);
-        (after != NEVER).then(|| self.position.requested + Duration::from_nanos(after))
-    }
 }
 
 /// The time of a request, and its position among the changes of RBAC.
@@ -311,12 +304,6 @@ pub(super) struct ChangePosition {
     /// Changes from this number on may not have reached upstream's authorizers by then, or before a verdict
     /// that is passed on.
     pub(super) unsettled: u64,
-}
-
-const NEVER: u64 = u64::MAX;
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(NEVER - 1)
 }
 
 #[cfg(test)]

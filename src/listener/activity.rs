@@ -15,6 +15,7 @@ use super::metrics::Cut;
 use super::request_lines::{RefusedRequests, RequestFault};
 use super::stream_stall::{self, Unread};
 use super::unfinished_heads::{UnfinishedHead, UnfinishedHeads};
+use crate::atomic_moment::AtomicMoment;
 use crate::budget::MemoryBudget;
 
 /// Cancelled requests after which a connection is closed, if most of its requests are cancelled.
@@ -27,9 +28,7 @@ const MANY_RESETS: u64 = 500;
 /// connection counts as one that has none.
 const FEW_OF_KNOWN: usize = 32 << 10;
 
-/// Activity of one connection.
-///
-/// Moments are milliseconds after `opened`, plus one; 0 stands for never.
+/// Activity of one connection. Its moments count from `opened`.
 pub(super) struct Activity {
     opened: Instant,
     /// `true` on HTTP/1, while requests may come.
@@ -41,14 +40,14 @@ pub(super) struct Activity {
     /// Requests running.
     running: AtomicU64,
     /// End of the handshake.
-    begun: AtomicU64,
+    begun: AtomicMoment,
     /// End of the last request.
-    last_end: AtomicU64,
+    last_end: AtomicMoment,
     /// Start of the request head that is being read.
-    head: AtomicU64,
+    head: AtomicMoment,
     unfinished: UnfinishedHead,
     /// Moment since which the socket takes no writes.
-    blocked: AtomicU64,
+    blocked: AtomicMoment,
     /// `true` while the client's user has more waiting than its share, on HTTP/1.
     beyond_share: AtomicBool,
     requests: AtomicU64,
@@ -98,11 +97,11 @@ impl Activity {
             upgraded: AtomicBool::new(false),
             heard: AtomicBool::new(false),
             running: AtomicU64::new(0),
-            begun: AtomicU64::new(0),
-            last_end: AtomicU64::new(0),
-            head: AtomicU64::new(0),
+            begun: AtomicMoment::default(),
+            last_end: AtomicMoment::default(),
+            head: AtomicMoment::default(),
             unfinished: heads.of_connection(),
-            blocked: AtomicU64::new(0),
+            blocked: AtomicMoment::default(),
             beyond_share: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             refused: Arc::default(),
@@ -132,7 +131,7 @@ impl Activity {
 
     /// Notes the end of the handshake: the time for the first request begins.
     pub(super) fn begin(&self) {
-        self.begun.store(self.now(), Ordering::Release);
+        self.begun.set(self.opened, Instant::now());
     }
 
     /// Notes that a load balancer did not tell the client's address.
@@ -168,18 +167,9 @@ impl Activity {
         self.http1.load(Ordering::Relaxed)
     }
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.opened.elapsed().as_millis())
-            .unwrap_or(u64::MAX)
-            .saturating_add(1)
-    }
-
-    /// Returns the moment `after` the mark; `None` if the mark is not set.
-    fn until(&self, mark: &AtomicU64, after: Duration) -> Option<Instant> {
-        match mark.load(Ordering::Acquire) {
-            0 => None,
-            mark => Some(self.opened + Duration::from_millis(mark) + after),
-        }
+    /// Returns the time `after` a moment, if there is one.
+    fn until(&self, moment: &AtomicMoment, after: Duration) -> Option<Instant> {
+        Some(moment.get(self.opened)? + after)
     }
 
     pub(super) fn is_busy(&self) -> bool {
@@ -215,11 +205,11 @@ impl Activity {
 
     /// Notes the bytes of a request head that is not complete; zero if there is none.
     pub(super) fn note_head(&self, bytes: usize) {
-        let has_begun = self.head.load(Ordering::Relaxed) > 0;
+        let has_begun = self.head.is_set();
         if bytes == 0 && has_begun {
-            self.head.store(0, Ordering::Release);
+            self.head.clear();
         } else if bytes > 0 && !has_begun {
-            self.head.store(self.now(), Ordering::Release);
+            self.head.set(self.opened, Instant::now());
         }
         if !self.unfinished.set(bytes) {
             // There is no room for the request head.
@@ -273,7 +263,7 @@ impl Activity {
     pub(super) fn room_for_requests(&self) -> StreamRoom {
         let is_known = self.is_known();
         // A stranger whose socket takes nothing has answers waiting that no stream counts any more.
-        if !is_known && self.blocked.load(Ordering::Acquire) > 0 {
+        if !is_known && self.blocked.is_set() {
             return StreamRoom::None;
         }
         // What a known client does not read yet must not keep it from saying that it reads.
@@ -317,10 +307,8 @@ impl Activity {
 
     /// Returns the moment at which the last request ended, or the connection began.
     pub(super) fn last_ended(&self) -> Instant {
-        let marks = [&self.last_end, &self.begun];
-        let last = marks
-            .iter()
-            .find_map(|mark| self.until(mark, Duration::ZERO));
+        let last = self.last_end.get(self.opened);
+        let last = last.or_else(|| self.begun.get(self.opened));
         last.unwrap_or(self.opened)
     }
 
@@ -346,18 +334,18 @@ impl Activity {
     /// Counts bytes that were read on the socket.
     pub(super) fn read(&self, bytes: usize) {
         self.received.fetch_add(bytes as u64, Ordering::Relaxed);
-        if !self.heard.load(Ordering::Relaxed) && self.begun.load(Ordering::Relaxed) > 0 {
+        if !self.heard.load(Ordering::Relaxed) && self.begun.is_set() {
             self.heard.store(true, Ordering::Relaxed);
         }
     }
 
     /// Notes whether the socket took what was written.
     pub(super) fn written(&self, progress: bool) {
-        let blocked = self.blocked.load(Ordering::Relaxed) > 0;
+        let blocked = self.blocked.is_set();
         if progress && blocked {
-            self.blocked.store(0, Ordering::Release);
+            self.blocked.clear();
         } else if !progress && !blocked {
-            self.blocked.store(self.now(), Ordering::Release);
+            self.blocked.set(self.opened, Instant::now());
         }
     }
 }
@@ -445,9 +433,9 @@ impl Drop for RunningRequest {
     fn drop(&mut self) {
         self.count_fresh(0);
         let activity = &self.activity;
-        activity.last_end.store(activity.now(), Ordering::Release);
-        if activity.is_http1() && activity.head.load(Ordering::Relaxed) > 0 {
-            activity.head.store(activity.now(), Ordering::Release);
+        activity.last_end.set(activity.opened, Instant::now());
+        if activity.is_http1() && activity.head.is_set() {
+            activity.head.set(activity.opened, Instant::now());
         }
         activity.running.fetch_sub(1, Ordering::AcqRel);
         if !self.answered {

@@ -25,6 +25,7 @@ const CRATES: &[&str] = &[
 const MAY_USE: &[(&str, &[&str])] = &[
     ("metric", &[]),
     ("budget", &["metric"]),
+    ("atomic_moment", &[]),
     ("backoff", &[]),
     ("body", &[]),
     ("drain", &[]),
@@ -36,6 +37,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "listener",
         &[
+            "atomic_moment",
             "backoff",
             "body",
             "budget",
@@ -64,7 +66,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "scope",
         &[
-            "store", "upstream", "watcher", "backoff", "budget", "metric", "work",
+            "store",
+            "upstream",
+            "watcher",
+            "atomic_moment",
+            "backoff",
+            "budget",
+            "metric",
+            "work",
         ],
     ),
     (
@@ -86,6 +95,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "watcher",
             "upstream",
             "scope",
+            "atomic_moment",
             "backoff",
             "body",
             "fairness",
