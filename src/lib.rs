@@ -25,9 +25,9 @@
 //! | [`app`] | starts all of the above and joins them | `app.rs` |
 //! | [`cli`] | the command line and the configuration file | `cli.rs` |
 //! | [`budget`] | the memory budget: bytes by class, the limit, steps when memory runs short | `budget/pressure.rs` |
-//! | [`atomic_moment`], [`backoff`], [`body`], [`drain`], [`fairness`], [`headers`], [`work`] | small types that several modules share | |
+//! | [`backoff`], [`body`], [`drain`], [`fairness`], [`headers`], [`work`] | small types that several modules share | |
 //! | [`shared_calls`] | calls whose result several callers share | `shared_calls/singleflight.rs` |
-//! | [`log_throttle`], [`metric`] | repeated log lines; declarations of metrics | |
+//! | [`atomic_moment`], [`log_throttle`], [`metric`] | moments without locks; repeated log lines; metric declarations | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
 //! More crates of the workspace:

@@ -110,8 +110,8 @@ impl Limiter {
     }
 
     /// Returns whom a request counts for: the user whose token was reviewed within the last hour, or
-    /// is now. Otherwise, and without credentials, it is the address. After a review that failed, requests with the token do
-    /// not wait for another one for a while.
+    /// is now. Otherwise, and without credentials, it is the address. After a review that failed,
+    /// requests with the token do not wait for another one for a while.
     async fn payer(&self, exchange: &Exchange<'_>, user: Option<Arc<Identity>>) -> CallerKey {
         if let Some(remembered) = user {
             // Not recorded: upstream may refuse the token by now.
