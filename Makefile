@@ -23,7 +23,7 @@ DIST := target/dist/watershed
 dist: ## Build the proxy as it is shipped: optimized across crates, without the lab
 	$(CARGO) build --locked --profile dist --no-default-features
 
-release-artifacts: ## Everything that is released, for amd64 and arm64 (docs/releases.md); VERSION=0.2.0, SIGNING_KEY=FILE
+release-artifacts: ## Everything that is released, for amd64 and arm64 (docs/releases.md); VERSION=0.3.0, SIGNING_KEY=FILE
 	python3 release --version "$(VERSION)" $(if $(SIGNING_KEY),--signing-key "$(SIGNING_KEY)") $(RELEASE_FLAGS)
 
 real: ## Build kube-apiserver, etcd, kubectl, helm and the test harness from Go modules (cached)

@@ -1,4 +1,4 @@
-"""Builds a release: `make release-artifacts VERSION=0.2.0`. docs/releases.md describes it."""
+"""Builds a release: `make release-artifacts VERSION=0.3.0`. docs/releases.md describes it."""
 
 import argparse
 import os

@@ -395,6 +395,54 @@ fn manifests_use_flags_that_exist() {
     }
 }
 
+/// Returns the versions that a changelog has sections for.
+fn released(changelog: &str) -> Vec<&str> {
+    let heads = changelog
+        .lines()
+        .filter_map(|line| line.strip_prefix("## ["));
+    let versions = heads.filter_map(|rest| Some(rest.split_once(']')?.0));
+    versions
+        .filter(|version| *version != "Unreleased")
+        .collect()
+}
+
+/// Returns `true` if a changelog has changes that no release has.
+fn has_unreleased_changes(changelog: &str) -> bool {
+    let behind = changelog
+        .split("## [Unreleased]")
+        .nth(1)
+        .unwrap_or_default();
+    behind
+        .split("\n## ")
+        .next()
+        .unwrap_or_default()
+        .contains("### ")
+}
+
+#[test]
+fn sources_are_not_taken_for_a_release() {
+    let (version, changelog) = (env!("CARGO_PKG_VERSION"), read("CHANGELOG.md"));
+    let is_released = released(&changelog).contains(&version);
+    assert!(
+        !is_released || !has_unreleased_changes(&changelog),
+        "{version} was released, and changes followed: see docs/releases.md"
+    );
+    let chart = read("helm/watershed/Chart.yaml");
+    for field in ["version", "appVersion"] {
+        let line = format!("\n{field}: {version}\n");
+        assert!(chart.contains(&line), "the chart's {field} is another one");
+    }
+    for manifest in all("deploy", &[".yaml"]) {
+        let images = read(&manifest);
+        let mut images = images.split("image: watershed:").skip(1);
+        assert!(
+            images.all(|image| image.lines().next() == Some(version)),
+            "{} has an image of another version",
+            manifest.display()
+        );
+    }
+}
+
 /// Commands in documents parse, so that readers can copy them.
 #[test]
 fn commands_in_documents_are_understood() {
@@ -507,6 +555,12 @@ fn the_reference_has_everything() {
 
 #[test]
 fn the_checks_see_what_they_look_for() {
+    let changelog = "# Changelog\n## [Unreleased]\n### Added\n## [0.2.0] - 2026-11-23\n### Fixed\n";
+    assert_eq!(released(changelog), ["0.2.0"]);
+    assert!(has_unreleased_changes(changelog));
+    assert!(!has_unreleased_changes(
+        &changelog.replace("### Added\n", "")
+    ));
     assert_eq!(
         links("[a](b.md#c) and [d](https://e) ![f](g.svg) [h](#i)"),
         ["b.md#c", "g.svg", "#i"]
