@@ -7,6 +7,7 @@ mod feed;
 mod finish;
 mod following;
 mod history_check;
+mod other_streams;
 mod overdue;
 mod rederivation;
 mod release;
@@ -19,14 +20,13 @@ mod shown_phase;
 mod staleness;
 mod stopping;
 mod streaming;
+mod wait;
 
 use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
-use tokio::time::{self, sleep_until};
 use watershed_protocol::{BookmarkFormat, ReadDefaults};
 
 use super::cached::{DifferingPart, Scope, ScopeSignal, discard};
@@ -47,12 +47,14 @@ use crate::upstream::{
 use continuity::{Continuity, ContinuityChange};
 use feed::FeedStep;
 use finish::ask_upstream;
-use overdue::{MissingEvent, OverdueEvents};
+use other_streams::OtherStreams;
+use overdue::OverdueEvents;
 use release::{LearnedRelease, ReleaseContext, ReleaseLearner};
 use restoring::Restoring;
-use served::ServedState;
+use served::{DeliveryChange, ServedState};
 use staleness::StalenessClock;
 use streaming::StreamingLearner;
+use wait::wait_until;
 
 pub(super) use feed::ScopeFeed;
 pub(super) use shared::SharedByPumps;
@@ -114,9 +116,6 @@ pub(super) struct ScopePump {
     ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.
     refused_since: Option<Instant>,
-    overdue: OverdueEvents,
-    /// Changes when a stream brings something again, of any scope.
-    streams: watch::Receiver<()>,
     /// The proofs of an earlier state, until it is shown.
     restoring: Option<Restoring>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
@@ -140,14 +139,9 @@ enum PumpEvent {
     Release(LearnedRelease),
     /// A comparison found objects that are not upstream's.
     FoundDifferent(DifferingPart),
-    /// Upstream has an event that its watch did not bring in time.
-    Missing(MissingEvent),
-    /// A stream brings something again, perhaps another scope's.
-    StreamsAgain,
+    Delivery(DeliveryChange),
     /// The scope is to be listed, as its schema has changed.
     ListDue,
-    /// The scope is too old, and upstream has events that no watch brings.
-    EventsLacking,
     /// Upstream has told how many objects it has at a version that several deletions share.
     Finished(UnfinishedVersion),
     Feed(Result<FeedStep, Stopped>),
@@ -191,13 +185,13 @@ impl ScopePump {
                 writer,
                 phase,
                 StalenessClock::new(max_staleness),
+                OverdueEvents::new(
+                    scope.upstream.subscribe_lacking(),
+                    scope.reader.clone(),
+                    overdue,
+                ),
+                OtherStreams::new(&shared.streams),
             ),
-            overdue: OverdueEvents::new(
-                scope.upstream.subscribe_lacking(),
-                scope.reader.clone(),
-                overdue,
-            ),
-            streams: shared.streams.subscribe(),
             shared,
             feed,
             scope,
@@ -221,44 +215,27 @@ impl ScopePump {
         self.restore().await;
         self.stopped = loop {
             let question = self.begin_turn();
+            let is_listing = question.is_some();
             // Not a function of its own: its future would be copied, and is large.
             let event = {
                 let mut step = pin!(self.feed.next());
-                loop {
-                    break tokio::select! {
-                        signal = self.scope.signals.next() => PumpEvent::Signal(signal),
-                        change = self.continuity.changed() => PumpEvent::Continuity(change),
-                        answer = self.streaming.learned(), if question.is_none() => {
-                            PumpEvent::InitialEvents(answer)
-                        }
-                        learned = self.release.learned() => PumpEvent::Release(learned),
-                        part = self.scope.differences.reported() => PumpEvent::FoundDifferent(part),
-                        missing = self.overdue.missing(), if self.scope.upstream.is_following() => {
-                            PumpEvent::Missing(missing)
-                        }
-                        Ok(()) = self.streams.changed(), if self.served.may_reopen_with_others() => {
-                            PumpEvent::StreamsAgain
-                        }
-                        () = wait_until(self.schema_relist.map(|list| list.due)) => PumpEvent::ListDue,
-                        finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
-                            PumpEvent::Finished(finished)
-                        }
-                        step = &mut step, if self.continuity.is_certain() => PumpEvent::Feed(step),
-                        // Time passes, and the request that is under way goes on.
-                        () = wait_until(self.served.reopened_by) => {
-                            self.served.mark_not_reopened();
-                            self.overdue.forget();
-                            continue;
-                        }
-                        () = wait_until(self.served.staleness.due()) => {
-                            let lacks_events = self.served.update_staleness();
-                            if !lacks_events || question.is_some() {
-                                // Nothing does, or a list is under way that shows it.
-                                continue;
-                            }
-                            PumpEvent::EventsLacking
-                        }
-                    };
+                tokio::select! {
+                    signal = self.scope.signals.next() => PumpEvent::Signal(signal),
+                    change = self.continuity.changed() => PumpEvent::Continuity(change),
+                    answer = self.streaming.learned(), if !is_listing => {
+                        PumpEvent::InitialEvents(answer)
+                    }
+                    learned = self.release.learned() => PumpEvent::Release(learned),
+                    part = self.scope.differences.reported() => PumpEvent::FoundDifferent(part),
+                    // Time passes in it, and the request that is under way goes on.
+                    change = self.served.delivery_changed(is_listing) => {
+                        PumpEvent::Delivery(change)
+                    }
+                    () = wait_until(self.schema_relist.map(|list| list.due)) => PumpEvent::ListDue,
+                    finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
+                        PumpEvent::Finished(finished)
+                    }
+                    step = &mut step, if self.continuity.is_certain() => PumpEvent::Feed(step),
                 }
             };
             if let ControlFlow::Break(stopped) = self.react(event, question).await {
@@ -281,13 +258,7 @@ impl ScopePump {
             // An older state would look as if upstream's versions had gone back.
             reflector.begin_with_most_recent();
         }
-        if !self.scope.upstream.is_following() {
-            // The next list or watch brings what is due. It must not be cancelled for that.
-            self.overdue.forget();
-        }
-        if !self.served.awaits_other_streams() {
-            self.streams.mark_unchanged();
-        }
+        self.served.begin_turn();
         self.list_asked = question.is_some().then(Instant::now);
         if question.is_some() {
             // They are asked anew after the list, and hold what others wait for.
@@ -314,15 +285,13 @@ impl ScopePump {
             PumpEvent::Continuity(change) => self.continue_after(change),
             PumpEvent::InitialEvents(answer) => {
                 if let InitialEventsAnswer::Streamed(_) = answer {
-                    self.shared.streams.send_replace(());
+                    self.served.others.tell_all();
                 }
                 self.apply_initial_events(&answer);
             }
             PumpEvent::Release(learned) => self.apply_release(learned).await,
             PumpEvent::FoundDifferent(part) => self.quarantine(part),
-            PumpEvent::Missing(MissingEvent::Late) => self.served.mark_lacking(),
-            PumpEvent::Missing(MissingEvent::Overdue(version)) => self.reopen(version),
-            PumpEvent::StreamsAgain => self.reopen_as_streams_do(),
+            PumpEvent::Delivery(change) => self.handle_delivery(change),
             PumpEvent::ListDue => {
                 tracing::info!(
                     resource = %self.scope.key.gvr,
@@ -332,7 +301,6 @@ impl ScopePump {
                 self.feed.list_changed_schema();
                 self.expect_list();
             }
-            PumpEvent::EventsLacking => self.relist(),
             PumpEvent::Finished(finished) => {
                 self.served.writer.finish(finished);
                 self.scope.publish_version();
@@ -388,7 +356,7 @@ impl ScopePump {
             }
             self.apply(change, origin);
         } else if !self.continuity.is_certain() {
-            self.served.expect_reopening();
+            self.served.mark_ended();
         }
     }
 
@@ -519,13 +487,5 @@ impl ScopePump {
 
     pub(super) fn count(&self, metric: &Metric<Counter, 2>) {
         metrics::of_type(metric, &self.scope.key.gvr).increment(1);
-    }
-}
-
-/// Waits until a moment, or forever if there is none.
-async fn wait_until(moment: Option<impl Into<time::Instant>>) {
-    match moment {
-        Some(moment) => sleep_until(moment.into()).await,
-        None => std::future::pending().await,
     }
 }

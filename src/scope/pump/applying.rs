@@ -19,15 +19,15 @@ impl ScopePump {
         let now = Instant::now();
         match change {
             Change::Ended => {
-                self.served.expect_reopening();
+                self.served.mark_ended();
                 return;
             }
             Change::Interrupted => {
-                self.served.reopened_by = None;
+                self.served.end_reopening();
                 self.mark_interrupted();
                 return;
             }
-            _ => self.served.reopened_by = None,
+            _ => self.served.end_reopening(),
         }
         self.scope.upstream.set_following(true);
         if !matches!(change, Change::Resumed { .. }) {

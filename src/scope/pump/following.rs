@@ -1,20 +1,29 @@
 //! Opens a watch again that does not bring what is due, and gives up what is not upstream's.
-use tokio::time::Instant;
 use watershed_protocol::ResourceVersion;
 
 use super::ScopePump;
+use super::overdue::MissingEvent;
+use super::served::DeliveryChange;
 use super::staleness::DueChange;
 use crate::scope::cached::DifferingPart;
 use crate::scope::metrics;
 use crate::upstream::{Reflector, ServedBy};
 
 impl ScopePump {
+    /// Asks upstream anew for what its watch does not bring, or may bring now.
+    pub(super) fn handle_delivery(&mut self, change: DeliveryChange) {
+        match change {
+            DeliveryChange::EventMissing(MissingEvent::Late) => self.served.mark_lacking(),
+            DeliveryChange::EventMissing(MissingEvent::Overdue(version)) => self.reopen(version),
+            DeliveryChange::OthersDeliver => self.reopen_as_streams_do(),
+            DeliveryChange::TooOld => self.relist(),
+        }
+    }
+
     /// Records that the watch brought an event or a bookmark.
     pub(super) fn mark_delivered(&mut self) {
         if self.served.staleness.lacks_something() {
-            self.shared.streams.send_replace(());
-            // It is not told to itself.
-            self.streams.mark_unchanged();
+            self.served.others.tell_others();
         }
         self.served.mark_heard();
     }
@@ -40,7 +49,7 @@ impl ScopePump {
     }
 
     /// Opens the watch again, as upstream has changes after `version` that it does not bring.
-    pub(super) fn reopen(&mut self, version: ResourceVersion) {
+    fn reopen(&mut self, version: ResourceVersion) {
         let is_open = self.scope.upstream.is_following()
             && self.feed.reflector().is_some_and(Reflector::reopen);
         if !is_open {
@@ -53,11 +62,8 @@ impl ScopePump {
             "the watch is open and does not bring what upstream has; opening it again"
         );
         self.count(&metrics::UPSTREAM_OVERDUE);
-        self.overdue.record_reopening();
-        self.served.reopened_with_others = false;
-        self.served
-            .staleness
-            .mark_silent(DueChange::Event, Instant::now());
+        self.served.overdue.record_reopening();
+        self.served.mark_silent(DueChange::Event);
         self.mark_interrupted();
     }
 
@@ -66,7 +72,7 @@ impl ScopePump {
     ///
     /// It does so once after each time that the watch itself was found silent or to lack events. On a quiet
     /// type a new watch brings its first bookmark after a minute, and others must not keep it from that.
-    pub(super) fn reopen_as_streams_do(&mut self) {
+    fn reopen_as_streams_do(&mut self) {
         if self.feed.reflector().is_some_and(Reflector::reopen) {
             tracing::info!(
                 resource = %self.scope.key.gvr,
@@ -74,7 +80,7 @@ impl ScopePump {
                 "other watches bring something again; opening this one again, too"
             );
             self.mark_interrupted();
-            self.served.reopened_with_others = true;
+            self.served.others.mark_reopened();
         }
     }
 
@@ -100,10 +106,7 @@ impl ScopePump {
         if let Some(reflector) = self.feed.reflector() {
             self.scope.upstream.set_failure(reflector.last_failure());
             if reflector.fell_silent() {
-                self.served.reopened_with_others = false;
-                self.served
-                    .staleness
-                    .mark_silent(DueChange::Bookmark, Instant::now());
+                self.served.mark_silent(DueChange::Bookmark);
             } else if !reflector.sends_bookmarks() && self.served.staleness.expect_no_bookmarks() {
                 // Nothing showed that what is held is upstream's for as long as bookmarks were due.
                 self.relist();

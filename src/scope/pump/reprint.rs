@@ -152,9 +152,8 @@ impl ScopePump {
     /// Derives the scope again from what is held on, if that is exact now.
     pub(super) async fn rejoin(&mut self) {
         // Whatever the watch in JSON still has to prove would not come by the source's.
-        let is_settled = self.continuity.is_settled()
-            && self.served.reopened_by.is_none()
-            && self.restoring.is_none();
+        let is_settled =
+            self.continuity.is_settled() && !self.served.is_reopening() && self.restoring.is_none();
         let Some(step) = self.feed.rejoin(is_settled) else {
             return;
         };

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::other_streams::OtherStreams;
+use super::overdue::{MissingEvent, OverdueEvents};
 use super::shown_phase::ShownPhase;
 use super::staleness::{DueChange, StalenessChange, StalenessClock};
+use super::wait::wait_until;
 use crate::scope::cached::Scope;
 use crate::scope::phase::ScopePhase;
 use crate::store::StoreWriter;
@@ -23,11 +26,21 @@ pub(super) struct ServedState {
     pub(super) writer: StoreWriter,
     pub(super) phase: ShownPhase,
     pub(super) staleness: StalenessClock,
+    pub(super) overdue: OverdueEvents,
+    pub(super) others: OtherStreams,
     /// Upstream ended the watch. Unless it is open again by then, the scope does not follow.
-    pub(super) reopened_by: Option<Instant>,
-    /// The watch was opened again as other streams brought something, and has not been found silent
-    /// since.
-    pub(super) reopened_with_others: bool,
+    reopened_by: Option<Instant>,
+}
+
+/// A reason to ask upstream anew, although nothing ended or broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeliveryChange {
+    /// Upstream has an event that its watch did not bring in time.
+    EventMissing(MissingEvent),
+    /// A stream brings something again, perhaps another scope's.
+    OthersDeliver,
+    /// The scope is too old, and upstream has events that no watch brings.
+    TooOld,
 }
 
 impl ServedState {
@@ -37,15 +50,72 @@ impl ServedState {
         writer: StoreWriter,
         phase: ShownPhase,
         staleness: StalenessClock,
+        overdue: OverdueEvents,
+        others: OtherStreams,
     ) -> Self {
         Self {
             scope,
             writer,
             phase,
             staleness,
+            overdue,
+            others,
             reopened_by: None,
-            reopened_with_others: false,
         }
+    }
+
+    /// Prepares for [`ServedState::delivery_changed`], after whatever changed the state.
+    pub(super) fn begin_turn(&mut self) {
+        if !self.scope.upstream.is_following() {
+            // The next list or watch brings what is due. It must not be cancelled for that.
+            self.overdue.forget();
+        }
+        if !self.awaits_other_streams() {
+            self.others.forget();
+        }
+    }
+
+    /// Lets time pass until upstream has to be asked anew. That is not so while a list is under way
+    /// that shows what is lacking. Cancelling a call loses nothing.
+    pub(super) async fn delivery_changed(&mut self, is_listing: bool) -> DeliveryChange {
+        loop {
+            tokio::select! {
+                missing = self.overdue.missing(), if self.scope.upstream.is_following() => {
+                    return DeliveryChange::EventMissing(missing);
+                }
+                () = self.others.told(), if self.may_reopen_with_others() => {
+                    return DeliveryChange::OthersDeliver;
+                }
+                () = wait_until(self.reopened_by) => {
+                    self.reopened_by = None;
+                    self.mark_lost();
+                    self.overdue.forget();
+                }
+                () = wait_until(self.staleness.due()) => {
+                    let lacks_events = self.update_staleness();
+                    if lacks_events && !is_listing {
+                        return DeliveryChange::TooOld;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Records that upstream ended the watch, or that what the next one brings has yet to be found
+    /// to follow what is held.
+    pub(super) fn mark_ended(&mut self) {
+        let by = Instant::now() + WATCH_REOPEN;
+        self.reopened_by.get_or_insert(by);
+    }
+
+    /// Records that the watch is open, or is known not to be.
+    pub(super) fn end_reopening(&mut self) {
+        self.reopened_by = None;
+    }
+
+    /// Returns `true` if the watch ended and is not open again.
+    pub(super) fn is_reopening(&self) -> bool {
+        self.reopened_by.is_some()
     }
 
     /// Records that changes of the source arrive again, of which none was lost.
@@ -78,12 +148,6 @@ impl ServedState {
         self.publish_age();
     }
 
-    /// Records that the watch that ended is not open again.
-    pub(super) fn mark_not_reopened(&mut self) {
-        self.reopened_by = None;
-        self.mark_lost();
-    }
-
     /// Shows readers for how long the scope has not followed upstream.
     pub(super) fn publish_age(&self) {
         let (since, lacks) = (
@@ -99,12 +163,6 @@ impl ServedState {
         if !self.scope.upstream.is_following() {
             self.mark_lost();
         }
-    }
-
-    /// Records that upstream ended the watch. It is expected to be open again in a moment.
-    pub(super) fn expect_reopening(&mut self) {
-        let by = Instant::now() + WATCH_REOPEN;
-        self.reopened_by.get_or_insert(by);
     }
 
     /// Records that the watch is open again.
@@ -125,6 +183,12 @@ impl ServedState {
         self.publish_age();
     }
 
+    /// Records that the watch was open and did not bring what was due.
+    pub(super) fn mark_silent(&mut self, due: DueChange) {
+        self.others.mark_silent();
+        self.staleness.mark_silent(due, Instant::now());
+    }
+
     /// Serves the scope again, if it was too old.
     fn serve_again(&mut self) {
         self.publish_age();
@@ -143,7 +207,7 @@ impl ServedState {
 
     /// Records that the scope's age has changed with time. Returns `true` if it has to be listed:
     /// what no watch brings, a list shows.
-    pub(super) fn update_staleness(&mut self) -> bool {
+    fn update_staleness(&mut self) -> bool {
         match self.staleness.tick(Instant::now()) {
             Some(StalenessChange::Recovered) => self.serve_again(),
             Some(StalenessChange::Exceeded) => {
@@ -178,15 +242,15 @@ impl ServedState {
     }
 
     /// Returns `true` if something is due, and the watch was not opened again for others yet.
-    pub(super) fn awaits_other_streams(&self) -> bool {
-        self.staleness.lacks_something() && !self.reopened_with_others
+    fn awaits_other_streams(&self) -> bool {
+        self.staleness.lacks_something() && !self.others.has_reopened()
     }
 
     /// Returns `true` if the watch is open and may be opened again for others.
     ///
     /// A list or a watch that is under way must not be cancelled for them: of many scopes that recover one after
     /// the other, each would have it begun anew.
-    pub(super) fn may_reopen_with_others(&self) -> bool {
+    fn may_reopen_with_others(&self) -> bool {
         self.scope.upstream.is_following() && self.awaits_other_streams()
     }
 }
