@@ -38,7 +38,7 @@ pub(super) use printing_threads::PrintingThreads;
 pub(super) use rejoin::RejoinPoint;
 use state_print::StatePrint;
 use step::ToldState;
-pub(super) use step::{DerivedEnd, DerivedStep, ReprintedObjects};
+pub(super) use step::{CheckedServer, DerivedEnd, DerivedStep, ReprintedObjects};
 
 /// Time within which another server's JSON must be compared. The source's history is about twice as
 /// long (`SOURCE_WINDOW`): events that wait for longer would be lost, and every watch with them.
@@ -472,11 +472,7 @@ impl DerivedFeed {
         following.accept(now.clone());
         // If the source does not follow any more, that is told next.
         self.told = ToldState::Followed;
-        Ok(Some(DerivedStep::Checked {
-            release: now.release.clone(),
-            bookmark: now.bookmark.clone(),
-            reprinted,
-        }))
+        Ok(Some(DerivedStep::Checked(now.as_told(reprinted))))
     }
 
     /// Prints the next event, if there is one.

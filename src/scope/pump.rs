@@ -4,6 +4,7 @@ mod collect;
 mod continuity;
 mod earlier_states;
 mod feed;
+mod feed_steps;
 mod finish;
 mod following;
 mod history_check;
@@ -14,6 +15,7 @@ mod release;
 mod reprint;
 mod restore;
 mod restoring;
+mod resumption;
 mod served;
 mod shared;
 mod shown_phase;
@@ -31,7 +33,6 @@ use watershed_protocol::{BookmarkFormat, ReadDefaults};
 
 use super::cached::{DifferingPart, Scope, ScopeSignal, discard};
 use super::config::ScopeShare;
-use super::derived::DerivedStep;
 use super::key::ScopeKey;
 use super::metrics;
 use super::phase::ReadyScope;
@@ -39,10 +40,10 @@ use super::schema_changes::STORAGE_REBUILD;
 use super::timeline::Question;
 use crate::budget::MemoryBudget;
 use crate::metric::{Counter, Metric};
-use crate::store::{FrameOrigin, SnapshotBuilder, StoreWriter, UnfinishedVersion};
+use crate::store::{FrameOrigin, StoreWriter, UnfinishedVersion};
 use crate::upstream::{
-    Change, InitialEventsAnswer, InitialEventsProbe, Probe, ReflectorTarget, Release, ResumeProof,
-    Stopped, UpstreamClient,
+    InitialEventsAnswer, InitialEventsProbe, Probe, ReflectorTarget, Release, Stopped,
+    UpstreamClient,
 };
 use continuity::{Continuity, ContinuityChange};
 use feed::FeedStep;
@@ -66,8 +67,6 @@ const MOST_REBUILDS: u32 = 5;
 
 /// Makes the frame of an event again.
 type EventOrigin = Box<dyn FrameOrigin>;
-/// A change, and what makes its event's frame again.
-type ChangeWithOrigin = (Change<SnapshotBuilder>, Option<EventOrigin>);
 
 /// The parts that the task of a scope is made of.
 pub(super) struct PumpParts {
@@ -110,8 +109,6 @@ pub(super) struct ScopePump {
     schema_changed_at: Option<Instant>,
     /// The release of the followed server, once it has told it.
     followed_release: Option<Release>,
-    /// The time before the request for the list that is under way.
-    list_asked: Option<Instant>,
     /// The properties of the type that the last list showed.
     ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.
@@ -131,6 +128,13 @@ struct SchemaRelist {
     due: Instant,
 }
 
+/// The request for a list, which is the next change.
+struct ListRequest {
+    question: Question,
+    /// The time before it.
+    asked: Instant,
+}
+
 /// An occasion on which the task has something to do.
 enum PumpEvent {
     Signal(ScopeSignal),
@@ -141,7 +145,7 @@ enum PumpEvent {
     FoundDifferent(DifferingPart),
     Delivery(DeliveryChange),
     /// The scope is to be listed, as its schema has changed.
-    ListDue,
+    SchemaListDue,
     /// Upstream has told how many objects it has at a version that several deletions share.
     Finished(UnfinishedVersion),
     Feed(Result<FeedStep, Stopped>),
@@ -201,7 +205,6 @@ impl ScopePump {
             rewritten_at: None,
             schema_changed_at: None,
             followed_release: None,
-            list_asked: None,
             ready: None,
             refused_since: None,
             restoring: None,
@@ -214,8 +217,8 @@ impl ScopePump {
     pub(super) async fn run(mut self) {
         self.restore().await;
         self.stopped = loop {
-            let question = self.begin_turn();
-            let is_listing = question.is_some();
+            let request = self.begin_turn();
+            let is_listing = request.is_some();
             // Not a function of its own: its future would be copied, and is large.
             let event = {
                 let mut step = pin!(self.feed.next());
@@ -231,197 +234,83 @@ impl ScopePump {
                     change = self.served.delivery_changed(is_listing) => {
                         PumpEvent::Delivery(change)
                     }
-                    () = wait_until(self.schema_relist.map(|list| list.due)) => PumpEvent::ListDue,
+                    () = wait_until(self.schema_relist.map(|list| list.due)) => PumpEvent::SchemaListDue,
                     finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
                         PumpEvent::Finished(finished)
                     }
                     step = &mut step, if self.continuity.is_certain() => PumpEvent::Feed(step),
                 }
             };
-            if let ControlFlow::Break(stopped) = self.react(event, question).await {
+            if let ControlFlow::Break(stopped) = self.handle(event, request).await {
                 break stopped;
             }
         };
     }
 
-    /// Prepares for the next event. Returns the question that a list answers, if one is due.
-    fn begin_turn(&mut self) -> Option<Question> {
+    /// Prepares for the next event. Returns the request for a list, if that is the next change.
+    fn begin_turn(&mut self) -> Option<ListRequest> {
         if self.feed.derive_again() {
             // The source learns what there is to know.
             self.release.record_list(None);
             self.streaming.cancel();
         }
-        let question = self.feed.is_listing().then(|| self.scope.ask());
-        if question.as_ref().is_some_and(Question::knows_a_version)
+        self.served.begin_turn();
+        if !self.feed.is_listing() {
+            return None;
+        }
+        let question = self.scope.ask();
+        if question.knows_a_version()
             && let Some(reflector) = self.feed.reflector()
         {
             // An older state would look as if upstream's versions had gone back.
             reflector.begin_with_most_recent();
         }
-        self.served.begin_turn();
-        self.list_asked = question.is_some().then(Instant::now);
-        if question.is_some() {
-            // They are asked anew after the list, and hold what others wait for.
-            self.release.cancel();
-            self.streaming.cancel();
-        }
-        question
+        // They are asked anew after the list, and hold what others wait for.
+        self.release.cancel();
+        self.streaming.cancel();
+        let asked = Instant::now();
+        Some(ListRequest { question, asked })
     }
 
     /// Does what an event asks for. Breaks when the task has to end.
-    async fn react(
+    async fn handle(
         &mut self,
         event: PumpEvent,
-        question: Option<Question>,
+        request: Option<ListRequest>,
     ) -> ControlFlow<Stopped> {
         match event {
             PumpEvent::Signal(ScopeSignal::Stop) => return ControlFlow::Break(Stopped::Closed),
-            PumpEvent::Signal(ScopeSignal::SchemaChanged) => self.schema_changed(),
-            PumpEvent::Signal(ScopeSignal::TypeRemoved) => {
-                if let Some(reflector) = self.feed.reflector() {
-                    reflector.type_removed();
-                }
-            }
-            PumpEvent::Continuity(change) => self.continue_after(change),
-            PumpEvent::InitialEvents(answer) => {
-                if let InitialEventsAnswer::Streamed(_) = answer {
-                    self.served.others.tell_all();
-                }
-                self.apply_initial_events(&answer);
-            }
-            PumpEvent::Release(learned) => self.apply_release(learned).await,
+            PumpEvent::Signal(ScopeSignal::SchemaChanged) => self.handle_schema_change(),
+            PumpEvent::Signal(ScopeSignal::TypeRemoved) => self.handle_type_removal(),
+            PumpEvent::Continuity(change) => self.handle_continuity(change),
+            PumpEvent::InitialEvents(answer) => self.handle_initial_events(&answer),
+            PumpEvent::Release(learned) => self.handle_release(learned).await,
             PumpEvent::FoundDifferent(part) => self.quarantine(part),
             PumpEvent::Delivery(change) => self.handle_delivery(change),
-            PumpEvent::ListDue => {
-                tracing::info!(
-                    resource = %self.scope.key.gvr,
-                    "the type's schema changed; listing again"
-                );
-                self.schema_relist = None;
-                self.feed.list_changed_schema();
-                self.expect_list();
-            }
-            PumpEvent::Finished(finished) => {
-                self.served.writer.finish(finished);
-                self.scope.publish_version();
-            }
-            PumpEvent::Feed(Ok(step)) => {
-                if let Some((change, origin)) = self.take_step(step).await {
-                    self.take_change(change, origin, question);
-                }
-            }
+            PumpEvent::SchemaListDue => self.list_changed_schema(),
+            PumpEvent::Finished(finished) => self.finish_version(finished),
+            PumpEvent::Feed(Ok(step)) => self.handle_feed_step(step, request).await,
             PumpEvent::Feed(Err(stopped)) if self.tries_again(&stopped) => {}
             PumpEvent::Feed(Err(stopped)) => return ControlFlow::Break(stopped),
         }
         ControlFlow::Continue(())
     }
 
-    /// Takes in a step of the feed. Returns its change, if it is one, and what makes the frame of an
-    /// event again.
-    async fn take_step(&mut self, step: FeedStep) -> Option<ChangeWithOrigin> {
-        match step {
-            FeedStep::Upstream(change) => return Some((change, None)),
-            FeedStep::Derived(step) => return self.take_in(step).await,
-            FeedStep::MayRejoin => self.rejoin().await,
-            FeedStep::FellBack { is_resumable } => {
-                // Before its source is forgotten: readers see it as quarantined all the time.
-                if self.scope.source_is_quarantined() {
-                    self.quarantine(DifferingPart::Objects);
-                } else if is_resumable {
-                    self.resume_held();
-                }
-                self.feed.forget_source();
-                self.served.mark_lost();
-                // The list and watch of its own may have a state of their own, too.
-                if self.ready.is_none() {
-                    self.restore().await;
-                }
-            }
-        }
-        None
-    }
-
-    /// Applies a change that belongs to what is held. While that is being found out, the feed is not
-    /// read, and the scope does not follow for long.
-    fn take_change(
-        &mut self,
-        change: Change<SnapshotBuilder>,
-        origin: Option<EventOrigin>,
-        question: Option<Question>,
-    ) {
-        let is_repeat = matches!(change, Change::Event(..)) && self.continuity.awaits_repeat();
-        if self.continuity.admits(&change, question) {
-            if is_repeat {
-                self.resumption_is_proven();
-            }
-            self.apply(change, origin);
-        } else if !self.continuity.is_certain() {
-            self.served.mark_ended();
-        }
-    }
-
-    /// Takes in a step of a derived scope. Returns its change, if it is one, and what makes the
-    /// frame of an event again.
-    pub(super) async fn take_in(&mut self, step: DerivedStep) -> Option<ChangeWithOrigin> {
-        match step {
-            DerivedStep::Change(change) => return Some((change, None)),
-            DerivedStep::Event(event) => {
-                let change = Change::Event(event.frame, event.scanned);
-                return Some((change, Some(event.origin)));
-            }
-            DerivedStep::TooOld => self.served.mark_too_old(),
-            DerivedStep::Doubted => self.quarantine(DifferingPart::Objects),
-            DerivedStep::Refollowed => self.served.mark_followed(),
-            DerivedStep::Checked {
-                release,
-                bookmark,
-                reprinted,
-            } => {
-                if !self.apply_reprint(reprinted).await {
-                    self.relist();
-                    return None;
-                }
-                self.learn_bookmark(Some(bookmark));
-                self.follow_server();
-                self.note_release(release);
-                self.served.mark_followed();
-            }
-        }
-        None
-    }
-
-    fn continue_after(&mut self, change: ContinuityChange) {
-        match change {
-            ContinuityChange::TimelineEnded => self.forget(),
-            ContinuityChange::Proven => {
-                self.resumption_is_proven();
-                self.go_on();
-            }
-            ContinuityChange::Presumed => self.go_on(),
-            ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),
-            ContinuityChange::Unknown => self.relist(),
-            ContinuityChange::ListDue => {}
-        }
-    }
-
-    /// Notes that upstream's resumed watch is of the history that is held.
-    fn resumption_is_proven(&mut self) {
+    fn handle_type_removal(&mut self) {
         if let Some(reflector) = self.feed.reflector() {
-            reflector.resumption_is_proven();
+            reflector.type_removed();
         }
     }
 
-    /// Goes on from what is held, with a resumed watch that did not prove by itself that it follows.
-    fn go_on(&mut self) {
-        let proof = ResumeProof::None;
-        self.apply(Change::Resumed { proof }, None);
-        self.record_proof(|proofs| proofs.is_followed = true);
+    fn finish_version(&mut self, finished: UnfinishedVersion) {
+        self.served.writer.finish(finished);
+        self.scope.publish_version();
     }
 
     /// Stops serving the scope: upstream may now return the same versions in other bytes. The scope is
     /// listed again once upstream has taken the schema into use. Its watches go on until then, as
     /// upstream's do.
-    fn schema_changed(&mut self) {
+    fn handle_schema_change(&mut self) {
         if let Some(reflector) = self.feed.reflector() {
             reflector.schema_changed();
         }
@@ -434,13 +323,15 @@ impl ScopePump {
         self.served.phase.change_schema();
     }
 
-    /// Drops everything held, as upstream has another history.
-    fn forget(&mut self) {
-        self.relist();
-        self.scope.history.expect_new_timeline();
-        self.drop_held();
-        // Afterwards, so that no old version counts as one of the new timeline.
-        self.continuity.begin_anew();
+    /// Lists the scope again, as upstream has taken another schema into use.
+    fn list_changed_schema(&mut self) {
+        tracing::info!(
+            resource = %self.scope.key.gvr,
+            "the type's schema changed; listing again"
+        );
+        self.schema_relist = None;
+        self.feed.list_changed_schema();
+        self.expect_list();
     }
 
     pub(super) fn drop_held(&mut self) {

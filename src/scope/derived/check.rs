@@ -8,6 +8,7 @@ use watershed_transcode::Transcoder;
 
 use super::failures::FallbackReason;
 use super::printer::{JsonPrinter, PrintManner};
+use super::step::{CheckedServer, ReprintedObjects};
 use crate::scope::cached::Scope;
 use crate::scope::metrics;
 use crate::store::{ObjectPeek, StoredObject};
@@ -52,6 +53,17 @@ pub(super) enum CheckError {
     Outdated,
     /// The type cannot be derived.
     FallBack(FallbackReason),
+}
+
+impl CheckedPrint {
+    /// Returns what the caller is told of the server, and of the objects that it prints anew.
+    pub(super) fn as_told(&self, reprinted: ReprintedObjects) -> CheckedServer {
+        CheckedServer {
+            release: self.release.clone(),
+            bookmark: self.bookmark.clone(),
+            reprinted,
+        }
+    }
 }
 
 impl<E: Into<FallbackReason>> From<E> for CheckError {

@@ -13,7 +13,7 @@ use super::check::{CheckedPrint, UpstreamText, expect_same};
 use super::failures::FallbackReason;
 use super::following::FollowedState;
 use super::opened::{OpenedSource, until_unusable};
-use super::step::{DerivedEnd, DerivedStep};
+use super::step::{CheckedServer, DerivedEnd};
 use super::{DerivedFeed, DerivedProgress, SourceLook};
 use crate::budget::MemoryBudget;
 use crate::scope::cached::Scope;
@@ -144,13 +144,13 @@ impl DerivedFeed {
     }
 
     /// Follows the source's events behind the caller's objects, which are those that were compared
-    /// and what upstream's own watch brought since. Returns the step that tells the caller what was
-    /// learned of the source's server; `None` while that would not be exact, which may pass.
+    /// and what upstream's own watch brought since. Returns what the caller is to know of the
+    /// source's server; `None` while that would not be exact, which may pass.
     pub(in crate::scope) fn rejoin(
         &mut self,
         caller: &Scope,
         point: &RejoinPoint,
-    ) -> Result<Option<DerivedStep>, FallbackReason> {
+    ) -> Result<Option<CheckedServer>, FallbackReason> {
         let (Some(source), Some(checked)) = (self.source().cloned(), self.checked.clone()) else {
             return Err(CHANGED);
         };
@@ -179,17 +179,13 @@ impl DerivedFeed {
         }
         caller.source.record_quarantines(point.quarantines);
         caller.source.attach(source);
-        let step = DerivedStep::Checked {
-            release: checked.release.clone(),
-            bookmark: checked.bookmark.clone(),
-            reprinted: self.states.nothing_anew(),
-        };
+        let server = checked.as_told(self.states.nothing_anew());
         let state = FollowedState {
             version,
             quarantines: point.quarantines,
         };
         self.follow_from(subscription, state, checked);
-        Ok(Some(step))
+        Ok(Some(server))
     }
 }
 

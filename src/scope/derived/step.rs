@@ -33,14 +33,17 @@ pub(in crate::scope) enum DerivedStep {
     /// The source's objects differ from upstream's. The next change is a fresh list.
     Doubted,
     /// The source follows another server, whose JSON is printed from now on.
-    Checked {
-        /// The server's release, if it is known.
-        release: Option<Release>,
-        /// Its form of bookmarks.
-        bookmark: BookmarkFormat,
-        /// The objects that the caller has in the same version and in other bytes.
-        reprinted: ReprintedObjects,
-    },
+    Checked(CheckedServer),
+}
+
+/// A server whose JSON was compared, as the caller needs to know it.
+pub(in crate::scope) struct CheckedServer {
+    /// The server's release, if it is known.
+    pub(in crate::scope) release: Option<Release>,
+    /// Its form of bookmarks.
+    pub(in crate::scope) bookmark: BookmarkFormat,
+    /// The objects that the caller has in the same version and in other bytes.
+    pub(in crate::scope) reprinted: ReprintedObjects,
 }
 
 /// Objects that are printed in another manner than before, and the memory that they take.

@@ -14,8 +14,14 @@ use crate::store::{InconsistentEvent, Snapshot, SnapshotBuilder};
 use crate::upstream::{AnswerCompression, Change, ListedState};
 
 impl ScopePump {
-    /// Applies a change. `origin` makes the frame of an event again.
-    pub(super) fn apply(&mut self, change: Change<SnapshotBuilder>, origin: Option<EventOrigin>) {
+    /// Applies a change. `origin` makes the frame of an event again. A list was asked for after
+    /// `list_asked`, unless it is derived.
+    pub(super) fn apply(
+        &mut self,
+        change: Change<SnapshotBuilder>,
+        origin: Option<EventOrigin>,
+        list_asked: Option<Instant>,
+    ) {
         let now = Instant::now();
         match change {
             Change::Ended => {
@@ -34,7 +40,7 @@ impl ScopePump {
             self.scope.upstream.mark_heard();
         }
         match change {
-            Change::Listed(listed) => self.apply_list(*listed),
+            Change::Listed(listed) => self.apply_list(*listed, list_asked),
             Change::Event(frame, scanned) => {
                 self.apply_event(now, frame, scanned, origin);
                 self.record_proof(|proofs| proofs.is_followed = true);
@@ -61,7 +67,7 @@ impl ScopePump {
     }
 
     /// Applies a list: what it shows of upstream, and its objects.
-    fn apply_list(&mut self, listed: ListedState<SnapshotBuilder>) {
+    fn apply_list(&mut self, listed: ListedState<SnapshotBuilder>, asked: Option<Instant>) {
         self.abandon_restored();
         self.learn_bookmark(listed.bookmark);
         self.streaming.record_list(listed.streams_initial_events);
@@ -76,11 +82,18 @@ impl ScopePump {
             streams_initial_events: listed.streams_initial_events,
             warnings: listed.warnings,
         };
-        self.take_list(ready, listed.objects.finish(listed.version), listed.load);
+        let snapshot = listed.objects.finish(listed.version);
+        self.replace_held(ready, snapshot, listed.load, asked);
     }
 
     /// Puts a new list in place of what was held.
-    fn take_list(&mut self, ready: ReadyScope, snapshot: Snapshot, load: MemoryLoad) {
+    fn replace_held(
+        &mut self,
+        ready: ReadyScope,
+        snapshot: Snapshot,
+        load: MemoryLoad,
+        asked: Option<Instant>,
+    ) {
         let streams_initial_events = ready.streams_initial_events;
         let ready = Arc::new(ready);
         self.refused_since = None;
@@ -113,7 +126,7 @@ impl ScopePump {
         } else {
             self.served.writer.replace(snapshot)
         };
-        if let Some(asked) = self.list_asked
+        if let Some(asked) = asked
             && self.feed.lists_most_recent()
         {
             self.scope.history.record_consistent_list(asked, version);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::rederivation::Rederivation;
 use crate::scope::cached::Scope;
 use crate::scope::derived::{
-    DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason,
+    CheckedServer, DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason,
 };
 use crate::scope::metrics;
 use crate::store::SnapshotBuilder;
@@ -87,12 +87,12 @@ impl ScopeFeed {
     }
 
     /// Derives the changes again from what is held on, after [`FeedStep::MayRejoin`], if that is
-    /// exact now. `is_settled`: nothing else is to be learned from upstream's own watch. Returns the
-    /// step that tells what was learned.
-    pub(super) fn rejoin(&mut self, is_settled: bool) -> Option<DerivedStep> {
-        let (derived, step) = self.rederivation.rejoin(is_settled)?;
+    /// exact now. `is_settled`: nothing else is to be learned from upstream's own watch. Returns what
+    /// was learned of the source's server.
+    pub(super) fn rejoin(&mut self, is_settled: bool) -> Option<CheckedServer> {
+        let (derived, server) = self.rederivation.rejoin(is_settled)?;
         self.derive(derived);
-        Some(step)
+        Some(server)
     }
 
     /// Gives up upstream's list and watch. One that was begun is too old once it is needed.

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::budget::MemoryBudget;
 use crate::scope::cached::Scope;
 use crate::scope::derived::{
-    DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason, LONGEST_ATTEMPT,
+    CheckedServer, DerivationFailures, DerivedEnd, DerivedFeed, FallbackReason, LONGEST_ATTEMPT,
     RejoinPoint, is_known_release,
 };
 use crate::scope::metrics;
@@ -179,7 +179,7 @@ impl Rederivation {
 
     /// Derives the scope again, if it was compared and that is exact now. `is_settled`: nothing
     /// else is to be learned from its own watch.
-    pub(super) fn rejoin(&mut self, is_settled: bool) -> Option<(Box<DerivedFeed>, DerivedStep)> {
+    pub(super) fn rejoin(&mut self, is_settled: bool) -> Option<(Box<DerivedFeed>, CheckedServer)> {
         let state = replace(&mut self.state, RederivationState::Idle);
         let RederivationState::Compared {
             mut derived,
@@ -204,10 +204,10 @@ impl Rederivation {
         };
         let now = Instant::now();
         let reason = match joined {
-            Ok(Some(step)) => {
+            Ok(Some(server)) => {
                 self.count("derived");
                 self.succeeded();
-                return Some((derived, step));
+                return Some((derived, server));
             }
             Ok(None) if now < deadline => {
                 self.state = RederivationState::Compared {

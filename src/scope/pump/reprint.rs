@@ -43,7 +43,7 @@ impl ScopePump {
         self.name_server();
     }
 
-    pub(super) async fn apply_release(&mut self, learned: LearnedRelease) {
+    pub(super) async fn handle_release(&mut self, learned: LearnedRelease) {
         let is_rewritten = std::mem::take(&mut self.is_rewritten);
         match learned {
             LearnedRelease::Current(release) => {
@@ -154,14 +154,14 @@ impl ScopePump {
         // Whatever the watch in JSON still has to prove would not come by the source's.
         let is_settled =
             self.continuity.is_settled() && !self.served.is_reopening() && self.restoring.is_none();
-        let Some(step) = self.feed.rejoin(is_settled) else {
+        let Some(server) = self.feed.rejoin(is_settled) else {
             return;
         };
         self.is_rewritten = false;
         // The source learns what there is to know of releases.
         self.release.record_list(None);
         self.streaming.record_list(true);
-        self.take_in(step).await;
+        self.adopt_server(server).await;
         self.scope.count_held();
     }
 
@@ -203,7 +203,10 @@ impl ScopePump {
     }
 
     /// Records whether upstream streams initial events now.
-    pub(super) fn apply_initial_events(&mut self, answer: &InitialEventsAnswer) {
+    pub(super) fn handle_initial_events(&mut self, answer: &InitialEventsAnswer) {
+        if let InitialEventsAnswer::Streamed(_) = answer {
+            self.served.others.tell_all();
+        }
         let Some(ready) = self.ready.clone() else {
             return;
         };

@@ -1,0 +1,44 @@
+//! Goes on after an interruption, as far as upstream's watch was found to follow what is held.
+use super::ScopePump;
+use super::continuity::ContinuityChange;
+use crate::upstream::{Change, ResumeProof};
+
+impl ScopePump {
+    /// Goes on from what is held, or drops it.
+    pub(super) fn handle_continuity(&mut self, change: ContinuityChange) {
+        match change {
+            ContinuityChange::TimelineEnded => self.forget(),
+            ContinuityChange::Proven => {
+                self.resumption_is_proven();
+                self.go_on();
+            }
+            ContinuityChange::Presumed => self.go_on(),
+            ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),
+            ContinuityChange::Unknown => self.relist(),
+            ContinuityChange::ListDue => {}
+        }
+    }
+
+    /// Notes that upstream's resumed watch is of the history that is held.
+    pub(super) fn resumption_is_proven(&mut self) {
+        if let Some(reflector) = self.feed.reflector() {
+            reflector.resumption_is_proven();
+        }
+    }
+
+    /// Goes on from what is held, with a resumed watch that did not prove by itself that it follows.
+    fn go_on(&mut self) {
+        let proof = ResumeProof::None;
+        self.apply(Change::Resumed { proof }, None, None);
+        self.record_proof(|proofs| proofs.is_followed = true);
+    }
+
+    /// Drops everything held, as upstream has another history.
+    fn forget(&mut self) {
+        self.relist();
+        self.scope.history.expect_new_timeline();
+        self.drop_held();
+        // Afterwards, so that no old version counts as one of the new timeline.
+        self.continuity.begin_anew();
+    }
+}
