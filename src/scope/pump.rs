@@ -10,11 +10,11 @@ mod following;
 mod history_check;
 mod other_streams;
 mod overdue;
+mod properties;
 mod rederivation;
 mod release;
 mod reprint;
 mod restore;
-mod restoring;
 mod resumption;
 mod served;
 mod shared;
@@ -35,7 +35,6 @@ use super::cached::{DifferingPart, Scope, ScopeSignal, discard};
 use super::config::ScopeShare;
 use super::key::ScopeKey;
 use super::metrics;
-use super::phase::ReadyScope;
 use super::schema_changes::STORAGE_REBUILD;
 use super::timeline::Question;
 use crate::budget::MemoryBudget;
@@ -50,8 +49,8 @@ use feed::FeedStep;
 use finish::ask_upstream;
 use other_streams::OtherStreams;
 use overdue::OverdueEvents;
+use properties::TypeProperties;
 use release::{LearnedRelease, ReleaseContext, ReleaseLearner};
-use restoring::Restoring;
 use served::{DeliveryChange, ServedState};
 use staleness::StalenessClock;
 use streaming::StreamingLearner;
@@ -109,12 +108,9 @@ pub(super) struct ScopePump {
     schema_changed_at: Option<Instant>,
     /// The release of the followed server, once it has told it.
     followed_release: Option<Release>,
-    /// The properties of the type that the last list showed.
-    ready: Option<Arc<ReadyScope>>,
+    properties: TypeProperties,
     /// The first refusal of a scope that was never ready.
     refused_since: Option<Instant>,
-    /// The proofs of an earlier state, until it is shown.
-    restoring: Option<Restoring>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
     stopped: Stopped,
     _share: Option<ScopeShare>,
@@ -205,9 +201,8 @@ impl ScopePump {
             rewritten_at: None,
             schema_changed_at: None,
             followed_release: None,
-            ready: None,
+            properties: TypeProperties::Unknown,
             refused_since: None,
-            restoring: None,
             stopped: Stopped::Closed,
             _share: share,
         }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use watershed_protocol::{Frame, Scanned};
 
 use super::collect::stored_object;
+use super::properties::{StateProof, TypeProperties};
 use super::{EventOrigin, ScopePump};
 use crate::budget::MemoryLoad;
 use crate::scope::cached::discard;
@@ -43,14 +44,14 @@ impl ScopePump {
             Change::Listed(listed) => self.apply_list(*listed, list_asked),
             Change::Event(frame, scanned) => {
                 self.apply_event(now, frame, scanned, origin);
-                self.record_proof(|proofs| proofs.is_followed = true);
+                self.record_proof(StateProof::Followed);
             }
             Change::Progress { version, format } => {
                 self.learn_bookmark(format);
                 self.served.writer.progress(now, version);
                 self.scope.upstream.record_bookmark(version);
                 self.mark_delivered();
-                self.record_proof(|proofs| proofs.is_followed = true);
+                self.record_proof(StateProof::Followed);
             }
             Change::Resumed { .. } => {
                 self.streaming.record_reconnection();
@@ -97,7 +98,7 @@ impl ScopePump {
         let streams_initial_events = ready.streams_initial_events;
         let ready = Arc::new(ready);
         self.refused_since = None;
-        self.ready = Some(Arc::clone(&ready));
+        self.properties = TypeProperties::Known(Arc::clone(&ready));
         let version = snapshot.version();
         let representation = self.scope.key.representation;
         tracing::info!(
@@ -170,7 +171,9 @@ impl ScopePump {
         if !self.scope.is_derived() {
             self.events.increment(1);
         }
-        let Some(ready) = &self.ready else { return };
+        let Some(ready) = self.properties.get() else {
+            return;
+        };
         let encoding = self.scope.key.representation.encoding;
         let read = self.read_defaults.applied(encoding, &frame.object);
         let read = read.map(|read| stored_object(&ready.format, &read, scanned.clone()));

@@ -55,7 +55,7 @@ impl ScopePump {
         self.feed.forget_source();
         self.served.mark_lost();
         // The list and watch of its own may have a state of their own, too.
-        if self.ready.is_none() {
+        if self.properties.is_unknown() {
             self.restore().await;
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use watershed_protocol::{BookmarkFormat, is_built_in_group};
 
 use super::ScopePump;
+use super::properties::StateProof;
 use super::release::LearnedRelease;
 use crate::scope::cached::discard;
 use crate::scope::derived::ReprintedObjects;
@@ -30,14 +31,16 @@ impl ScopePump {
 
     /// Notes the server at which the scope is followed from now on.
     pub(super) fn follow_server(&mut self) {
-        let (Some(server), Some(ready)) = (self.feed.server().cloned(), &self.ready) else {
+        let (Some(server), Some(ready)) = (self.feed.server().cloned(), self.properties.get())
+        else {
             return;
         };
         self.scope.forms.follow(&server);
         self.streaming.follow(&server);
         // Derived objects are as the source's, which is compared itself.
         if self.feed.reflector().is_some() {
-            let limit = self.restoring.map(|_| self.shared.untold.patience());
+            let is_restored = self.properties.is_restored();
+            let limit = is_restored.then(|| self.shared.untold.patience());
             self.release.follow(&server, &ready.format, limit);
         }
         self.name_server();
@@ -51,7 +54,7 @@ impl ScopePump {
                 if is_rewritten {
                     self.relist_rewritten("an object is printed differently by the same release");
                 } else {
-                    self.record_proof(|proofs| proofs.is_printed = true);
+                    self.record_proof(StateProof::Printed);
                 }
             }
             LearnedRelease::Other {
@@ -60,7 +63,7 @@ impl ScopePump {
                 objects,
                 load,
             } => {
-                let Some(ready) = self.ready.clone() else {
+                let Some(ready) = self.properties.get().cloned() else {
                     return;
                 };
                 let scope = Arc::clone(&self.scope);
@@ -79,7 +82,7 @@ impl ScopePump {
                 self.count_release(result);
                 self.note_release(release);
                 self.relearn(&ready, form);
-                self.record_proof(|proofs| proofs.is_printed = true);
+                self.record_proof(StateProof::Printed);
             }
             LearnedRelease::Unaskable(server) => {
                 self.is_rewritten = is_rewritten;
@@ -90,7 +93,7 @@ impl ScopePump {
                 self.give_up_without_release();
             }
             LearnedRelease::Relist(release) => {
-                if self.ready.is_some() {
+                if !self.properties.is_unknown() {
                     self.note_release(release);
                     self.count_release("relisted");
                     self.relist();
@@ -152,8 +155,9 @@ impl ScopePump {
     /// Derives the scope again from what is held on, if that is exact now.
     pub(super) async fn rejoin(&mut self) {
         // Whatever the watch in JSON still has to prove would not come by the source's.
-        let is_settled =
-            self.continuity.is_settled() && !self.served.is_reopening() && self.restoring.is_none();
+        let is_settled = self.continuity.is_settled()
+            && !self.served.is_reopening()
+            && !self.properties.is_restored();
         let Some(server) = self.feed.rejoin(is_settled) else {
             return;
         };
@@ -207,7 +211,7 @@ impl ScopePump {
         if let InitialEventsAnswer::Streamed(_) = answer {
             self.served.others.tell_all();
         }
-        let Some(ready) = self.ready.clone() else {
+        let Some(ready) = self.properties.get().cloned() else {
             return;
         };
         let resource = &self.scope.key.gvr;
@@ -247,6 +251,6 @@ impl ScopePump {
     fn renew(&mut self, ready: ReadyScope) {
         let ready = Arc::new(ready);
         self.served.phase.renew(&ready);
-        self.ready = Some(ready);
+        self.properties.renew(ready);
     }
 }

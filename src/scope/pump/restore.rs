@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::ScopePump;
 use super::earlier_states::StateOrigin;
-use super::restoring::Restoring;
+use super::properties::{StateProof, TypeProperties};
 use crate::scope::metrics;
 use crate::upstream::KnownState;
 
@@ -44,9 +44,8 @@ impl ScopePump {
         self.streaming
             .record_list(stored.ready.streams_initial_events);
         self.release.record_restored(stored.release);
-        self.ready = Some(Arc::new(stored.ready));
+        self.properties.restore(Arc::new(stored.ready), origin);
         metrics::may_be_lost(&self.scope.key.gvr);
-        self.restoring = Some(Restoring::of(origin));
         if origin == StateOrigin::Replica {
             self.continuity.believe_replica();
         }
@@ -58,7 +57,7 @@ impl ScopePump {
     /// list would end them.
     pub(super) fn resume_held(&mut self) {
         let reader = &self.scope.reader;
-        let (Some(ready), Some(reflector)) = (&self.ready, self.feed.reflector()) else {
+        let (Some(ready), Some(reflector)) = (self.properties.get(), self.feed.reflector()) else {
             return;
         };
         reflector.resume_after(KnownState {
@@ -74,21 +73,11 @@ impl ScopePump {
         }
     }
 
-    /// Notes proofs of a restored state, and shows it once there are all.
-    pub(super) fn record_proof(&mut self, prove: impl FnOnce(&mut Restoring)) {
-        let Some(restoring) = &mut self.restoring else {
+    /// Notes a proof of a restored state, and shows it once there are all.
+    pub(super) fn record_proof(&mut self, proof: StateProof) {
+        let Some((origin, ready)) = self.properties.prove(proof) else {
             return;
         };
-        prove(restoring);
-        let Restoring {
-            origin,
-            is_followed,
-            is_printed,
-        } = *restoring;
-        let Some(ready) = self.ready.clone().filter(|_| is_followed && is_printed) else {
-            return;
-        };
-        self.restoring = None;
         // Not earlier: nobody was shown a state that a list then replaces.
         let oldest = self.scope.reader.oldest_version();
         self.scope.history.record_beginning(oldest);
@@ -107,14 +96,14 @@ impl ScopePump {
     /// the attempts and pauses of any first list.
     pub(super) fn give_up_restored(&mut self) {
         self.drop_held();
-        self.ready = None;
         self.relist();
+        self.properties = TypeProperties::Unknown;
     }
 
     /// Drops a restored state, if there is one, as its server does not tell its release. Without that
     /// it is not known whether the server prints the objects as they are held.
     pub(super) fn give_up_without_release(&mut self) {
-        if self.restoring.is_some() {
+        if self.properties.is_restored() {
             self.shared.untold.record();
             tracing::warn!(
                 resource = %self.scope.key.gvr,
@@ -126,8 +115,8 @@ impl ScopePump {
 
     /// Notes that a list replaces a restored state that upstream did not continue.
     pub(super) fn abandon_restored(&mut self) {
-        if let Some(restoring) = self.restoring.take() {
-            restoring.origin.count("not-continued");
+        if let Some(origin) = self.properties.abandon() {
+            origin.count("not-continued");
         }
     }
 }

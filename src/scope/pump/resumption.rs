@@ -1,6 +1,7 @@
 //! Goes on after an interruption, as far as upstream's watch was found to follow what is held.
 use super::ScopePump;
 use super::continuity::ContinuityChange;
+use super::properties::StateProof;
 use crate::upstream::{Change, ResumeProof};
 
 impl ScopePump {
@@ -13,7 +14,7 @@ impl ScopePump {
                 self.go_on();
             }
             ContinuityChange::Presumed => self.go_on(),
-            ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),
+            ContinuityChange::Unknown if self.properties.is_restored() => self.give_up_restored(),
             ContinuityChange::Unknown => self.relist(),
             ContinuityChange::ListDue => {}
         }
@@ -30,7 +31,7 @@ impl ScopePump {
     fn go_on(&mut self) {
         let proof = ResumeProof::None;
         self.apply(Change::Resumed { proof }, None, None);
-        self.record_proof(|proofs| proofs.is_followed = true);
+        self.record_proof(StateProof::Followed);
     }
 
     /// Drops everything held, as upstream has another history.

@@ -26,7 +26,7 @@ impl ScopePump {
     /// One answer may be an accident: a load balancer's page, or an API server that does not know
     /// the roles yet. Requests are forwarded meanwhile, and the pauses grow as long as it lasts.
     pub(super) fn tries_again(&mut self, stopped: &Stopped) -> bool {
-        if self.restoring.is_some() && *stopped != Stopped::Closed {
+        if self.properties.is_restored() && *stopped != Stopped::Closed {
             self.give_up_restored();
             return true;
         }
@@ -36,7 +36,7 @@ impl ScopePump {
             return true;
         }
         // On-demand scopes that recover by themselves would not count against their limit.
-        if self.ready.is_some() || self.scope.on_demand || !stopped.may_pass() {
+        if !self.properties.is_unknown() || self.scope.on_demand || !stopped.may_pass() {
             return false;
         }
         let lasts = if let Some(since) = self.refused_since {
@@ -78,7 +78,7 @@ impl ScopePump {
     /// Logs and counts that the scope cannot be cached.
     fn report_stop(&self, reason: &Stopped) {
         let key = &self.scope.key;
-        let is_lost = self.ready.is_some() && metrics::LOSSES.contains(&reason.as_str());
+        let is_lost = !self.properties.is_unknown() && metrics::LOSSES.contains(&reason.as_str());
         if is_lost {
             tracing::warn!(
                 resource = %key.gvr,
@@ -147,7 +147,7 @@ impl Drop for ScopePump {
             return;
         }
         // A scope that was refused for long enough makes room for one with pauses of its own.
-        let was_retried = tried_again || self.ready.is_some();
+        let was_retried = tried_again || !self.properties.is_unknown();
         let remembered = if was_retried && self.stopped != Stopped::Failed {
             Duration::ZERO
         } else {
