@@ -1,11 +1,13 @@
 //! The task of a scope: it pumps what upstream sends into the store.
 mod applying;
+mod changed_schema;
 mod collect;
 mod continuity;
 mod earlier_states;
 mod feed;
 mod feed_steps;
 mod finish;
+mod followed_server;
 mod following;
 mod history_check;
 mod other_streams;
@@ -13,6 +15,7 @@ mod overdue;
 mod properties;
 mod rederivation;
 mod release;
+mod relisting;
 mod reprint;
 mod restore;
 mod resumption;
@@ -31,26 +34,24 @@ use std::time::{Duration, Instant};
 
 use watershed_protocol::{BookmarkFormat, ReadDefaults};
 
-use super::cached::{DifferingPart, Scope, ScopeSignal, discard};
+use super::cached::{DifferingPart, Scope, ScopeSignal};
 use super::config::ScopeShare;
 use super::key::ScopeKey;
 use super::metrics;
-use super::schema_changes::STORAGE_REBUILD;
 use super::timeline::Question;
 use crate::budget::MemoryBudget;
 use crate::metric::{Counter, Metric};
 use crate::store::{FrameOrigin, StoreWriter, UnfinishedVersion};
-use crate::upstream::{
-    InitialEventsAnswer, InitialEventsProbe, Probe, ReflectorTarget, Release, Stopped,
-    UpstreamClient,
-};
+use crate::upstream::{InitialEventsProbe, Probe, ReflectorTarget, Stopped, UpstreamClient};
+use changed_schema::ChangedSchema;
 use continuity::{Continuity, ContinuityChange};
 use feed::FeedStep;
 use finish::ask_upstream;
+use followed_server::{FollowedServer, ServerAnswer};
 use other_streams::OtherStreams;
 use overdue::OverdueEvents;
 use properties::TypeProperties;
-use release::{LearnedRelease, ReleaseContext, ReleaseLearner};
+use release::{ReleaseContext, ReleaseLearner};
 use served::{DeliveryChange, ServedState};
 use staleness::StalenessClock;
 use streaming::StreamingLearner;
@@ -60,9 +61,6 @@ pub(super) use feed::ScopeFeed;
 pub(super) use shared::SharedByPumps;
 pub(super) use shown_phase::ShownPhase;
 pub(crate) use stopping::REOPEN_AFTER;
-
-/// A scope whose schema changes again and again is listed after so many times that long.
-const MOST_REBUILDS: u32 = 5;
 
 /// Makes the frame of an event again.
 type EventOrigin = Box<dyn FrameOrigin>;
@@ -92,36 +90,18 @@ pub(super) struct ScopePump {
     served: ServedState,
     events: Counter,
     scope: Arc<Scope>,
-    /// The schema has changed, and the scope is to be listed again.
-    schema_relist: Option<SchemaRelist>,
+    schema: ChangedSchema,
     /// The changes that upstream makes to objects that are read, and not to those of events.
     read_defaults: ReadDefaults,
     /// Asks about versions that several deletions share, if the type has such.
     probe: Option<Probe>,
-    streaming: StreamingLearner,
-    release: ReleaseLearner,
-    /// An event that is known came again in other bytes. The followed server's release tells why.
-    is_rewritten: bool,
-    /// The last time that an object came in other bytes.
-    rewritten_at: Option<Instant>,
-    /// The last change of the schema.
-    schema_changed_at: Option<Instant>,
-    /// The release of the followed server, once it has told it.
-    followed_release: Option<Release>,
+    server: FollowedServer,
     properties: TypeProperties,
     /// The first refusal of a scope that was never ready.
     refused_since: Option<Instant>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
     stopped: Stopped,
     _share: Option<ScopeShare>,
-}
-
-/// The list that schema changes ask for.
-#[derive(Clone, Copy)]
-struct SchemaRelist {
-    /// The moment of the first change since the last such list.
-    first: Instant,
-    due: Instant,
 }
 
 /// The request for a list, which is the next change.
@@ -135,8 +115,7 @@ struct ListRequest {
 enum PumpEvent {
     Signal(ScopeSignal),
     Continuity(ContinuityChange),
-    InitialEvents(InitialEventsAnswer),
-    Release(LearnedRelease),
+    Server(ServerAnswer),
     /// A comparison found objects that are not upstream's.
     FoundDifferent(DifferingPart),
     Delivery(DeliveryChange),
@@ -167,19 +146,22 @@ impl ScopePump {
             writer.expect_shared_deletions();
             Probe::new(client.clone(), gvr, selection, target.fields.namespaced())
         });
+        let streaming = StreamingLearner::new(InitialEventsProbe::new(client.clone(), &target));
         Self {
             continuity: Continuity::new(client.clone(), &scope),
             read_defaults: ReadDefaults::of(gvr),
             events: metrics::of_type(&metrics::UPSTREAM_EVENTS, gvr),
-            streaming: StreamingLearner::new(InitialEventsProbe::new(client.clone(), &target)),
-            release: ReleaseLearner::new(ReleaseContext {
-                client,
-                target,
-                reader: scope.reader.clone(),
-                learners: Arc::clone(&shared.learners),
-                budget,
-                print: Arc::clone(&scope.print),
-            }),
+            server: FollowedServer::new(
+                ReleaseLearner::new(ReleaseContext {
+                    client,
+                    target,
+                    reader: scope.reader.clone(),
+                    learners: Arc::clone(&shared.learners),
+                    budget,
+                    print: Arc::clone(&scope.print),
+                }),
+                streaming,
+            ),
             served: ServedState::new(
                 Arc::clone(&scope),
                 writer,
@@ -196,11 +178,7 @@ impl ScopePump {
             feed,
             scope,
             probe,
-            schema_relist: None,
-            is_rewritten: false,
-            rewritten_at: None,
-            schema_changed_at: None,
-            followed_release: None,
+            schema: ChangedSchema::default(),
             properties: TypeProperties::Unknown,
             refused_since: None,
             stopped: Stopped::Closed,
@@ -220,16 +198,13 @@ impl ScopePump {
                 tokio::select! {
                     signal = self.scope.signals.next() => PumpEvent::Signal(signal),
                     change = self.continuity.changed() => PumpEvent::Continuity(change),
-                    answer = self.streaming.learned(), if !is_listing => {
-                        PumpEvent::InitialEvents(answer)
-                    }
-                    learned = self.release.learned() => PumpEvent::Release(learned),
+                    answer = self.server.answer(), if !is_listing => PumpEvent::Server(answer),
                     part = self.scope.differences.reported() => PumpEvent::FoundDifferent(part),
                     // Time passes in it, and the request that is under way goes on.
                     change = self.served.delivery_changed(is_listing) => {
                         PumpEvent::Delivery(change)
                     }
-                    () = wait_until(self.schema_relist.map(|list| list.due)) => PumpEvent::SchemaListDue,
+                    () = wait_until(self.schema.list_due()) => PumpEvent::SchemaListDue,
                     finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
                         PumpEvent::Finished(finished)
                     }
@@ -246,8 +221,8 @@ impl ScopePump {
     fn begin_turn(&mut self) -> Option<ListRequest> {
         if self.feed.derive_again() {
             // The source learns what there is to know.
-            self.release.record_list(None);
-            self.streaming.cancel();
+            self.server.release.record_list(None);
+            self.server.streaming.cancel();
         }
         self.served.begin_turn();
         if !self.feed.is_listing() {
@@ -261,8 +236,7 @@ impl ScopePump {
             reflector.begin_with_most_recent();
         }
         // They are asked anew after the list, and hold what others wait for.
-        self.release.cancel();
-        self.streaming.cancel();
+        self.server.cancel();
         let asked = Instant::now();
         Some(ListRequest { question, asked })
     }
@@ -278,8 +252,10 @@ impl ScopePump {
             PumpEvent::Signal(ScopeSignal::SchemaChanged) => self.handle_schema_change(),
             PumpEvent::Signal(ScopeSignal::TypeRemoved) => self.handle_type_removal(),
             PumpEvent::Continuity(change) => self.handle_continuity(change),
-            PumpEvent::InitialEvents(answer) => self.handle_initial_events(&answer),
-            PumpEvent::Release(learned) => self.handle_release(learned).await,
+            PumpEvent::Server(ServerAnswer::InitialEvents(answer)) => {
+                self.handle_initial_events(&answer);
+            }
+            PumpEvent::Server(ServerAnswer::Release(learned)) => self.handle_release(learned).await,
             PumpEvent::FoundDifferent(part) => self.quarantine(part),
             PumpEvent::Delivery(change) => self.handle_delivery(change),
             PumpEvent::SchemaListDue => self.list_changed_schema(),
@@ -300,68 +276,6 @@ impl ScopePump {
     fn finish_version(&mut self, finished: UnfinishedVersion) {
         self.served.writer.finish(finished);
         self.scope.publish_version();
-    }
-
-    /// Stops serving the scope: upstream may now return the same versions in other bytes. The scope is
-    /// listed again once upstream has taken the schema into use. Its watches go on until then, as
-    /// upstream's do.
-    fn handle_schema_change(&mut self) {
-        if let Some(reflector) = self.feed.reflector() {
-            reflector.schema_changed();
-        }
-        let now = Instant::now();
-        self.schema_changed_at = Some(now);
-        let first = self.schema_relist.map_or(now, |list| list.first);
-        let latest = first + MOST_REBUILDS * STORAGE_REBUILD;
-        let due = (now + STORAGE_REBUILD).min(latest);
-        self.schema_relist = Some(SchemaRelist { first, due });
-        self.served.phase.change_schema();
-    }
-
-    /// Lists the scope again, as upstream has taken another schema into use.
-    fn list_changed_schema(&mut self) {
-        tracing::info!(
-            resource = %self.scope.key.gvr,
-            "the type's schema changed; listing again"
-        );
-        self.schema_relist = None;
-        self.feed.list_changed_schema();
-        self.expect_list();
-    }
-
-    pub(super) fn drop_held(&mut self) {
-        // Before the store, so that nobody takes an empty one for a state.
-        self.served.phase.fail();
-        let charges = self.scope.memory.charges.lock().take();
-        let replaced = self.served.writer.reset();
-        // Others may have counted what was held after its charges were taken.
-        self.scope.count_held();
-        discard(replaced, charges);
-        self.scope.publish_version();
-    }
-
-    /// Lists the scope again, as an event does not fit to what is known.
-    pub(super) fn inconsistent(&mut self, error: impl std::fmt::Display) {
-        tracing::error!(
-            resource = %self.scope.key.gvr,
-            %error,
-            "upstream's events are inconsistent; listing again"
-        );
-        self.relist();
-    }
-
-    /// Gives up the watch, and lists the scope again. Changes do not arrive until then: lists have
-    /// pauses between them, and upstream may not answer.
-    pub(super) fn relist(&mut self) {
-        self.feed.restart();
-        self.expect_list();
-    }
-
-    /// Notes that the feed's next change is a list.
-    fn expect_list(&mut self) {
-        self.continuity.expect_list();
-        self.abandon_restored();
-        self.served.mark_lost();
     }
 
     pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {

@@ -54,9 +54,9 @@ impl ScopePump {
                 self.record_proof(StateProof::Followed);
             }
             Change::Resumed { .. } => {
-                self.streaming.record_reconnection();
+                self.server.streaming.record_reconnection();
                 // The event that comes again is printed by this server.
-                self.is_rewritten = false;
+                self.server.end_rewriting();
                 self.follow_server();
                 self.count(&metrics::UPSTREAM_RESUMES);
                 self.served.mark_reopened();
@@ -71,7 +71,9 @@ impl ScopePump {
     fn apply_list(&mut self, listed: ListedState<SnapshotBuilder>, asked: Option<Instant>) {
         self.abandon_restored();
         self.learn_bookmark(listed.bookmark);
-        self.streaming.record_list(listed.streams_initial_events);
+        self.server
+            .streaming
+            .record_list(listed.streams_initial_events);
         let is_compressed = listed.compression == AnswerCompression::Gzip;
         self.scope.upstream.set_compressed(is_compressed);
         // Before the watches that wait for the list: they would ask upstream for it.
@@ -138,19 +140,19 @@ impl ScopePump {
         self.shared.unfit.loaded(&self.scope.key, Instant::now());
         discard(replaced, charges);
         self.scope.forms.forget_objects();
-        self.is_rewritten = false;
+        self.server.end_rewriting();
         self.continuity.record_list();
         if let Some(quarantines) = self.feed.source_quarantines() {
             self.scope.source.record_quarantines(quarantines);
         }
-        if self.schema_relist.is_some() {
+        if self.schema.list_due().is_some() {
             self.served.phase.await_schema();
         } else {
             self.served.phase.serve(ready);
         }
         self.scope.print.set_release(None);
         if let Some(reflector) = self.feed.reflector() {
-            self.release.record_list(reflector.listed_by());
+            self.server.release.record_list(reflector.listed_by());
         }
         if streams_initial_events {
             self.follow_server();
@@ -187,10 +189,11 @@ impl ScopePump {
         {
             Ok(()) if is_news => self.mark_delivered(),
             Ok(()) => {}
-            Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {
-                self.is_rewritten = true;
+            Err(error @ InconsistentEvent::Rewritten { .. }) => {
+                if !self.server.will_explain_rewriting() {
+                    self.relist_rewritten(error);
+                }
             }
-            Err(error @ InconsistentEvent::Rewritten { .. }) => self.relist_rewritten(error),
             Err(error) => self.inconsistent(error),
         }
     }

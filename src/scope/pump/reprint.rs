@@ -1,9 +1,7 @@
 //! Applies what a scope's task learned of another release.
-use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use watershed_protocol::{BookmarkFormat, is_built_in_group};
+use watershed_protocol::BookmarkFormat;
 
 use super::ScopePump;
 use super::properties::StateProof;
@@ -15,10 +13,6 @@ use crate::scope::phase::ReadyScope;
 use crate::store::StoredObject;
 use crate::upstream::{InitialEventsAnswer, PrintedForm, Release};
 use crate::work::{REPLACED_OBJECT, repeat};
-
-/// Time within which an object of a custom type that is printed differently for a second time is a fault,
-/// unless the schema has changed.
-const REWRITTEN_AGAIN: Duration = Duration::from_mins(10);
 
 impl ScopePump {
     /// Shows the server at which the scope is followed from now on, whose release is not known yet.
@@ -36,22 +30,21 @@ impl ScopePump {
             return;
         };
         self.scope.forms.follow(&server);
-        self.streaming.follow(&server);
+        self.server.streaming.follow(&server);
         // Derived objects are as the source's, which is compared itself.
         if self.feed.reflector().is_some() {
             let is_restored = self.properties.is_restored();
             let limit = is_restored.then(|| self.shared.untold.patience());
-            self.release.follow(&server, &ready.format, limit);
+            self.server.release.follow(&server, &ready.format, limit);
         }
         self.name_server();
     }
 
     pub(super) async fn handle_release(&mut self, learned: LearnedRelease) {
-        let is_rewritten = std::mem::take(&mut self.is_rewritten);
         match learned {
             LearnedRelease::Current(release) => {
                 self.note_release(release);
-                if is_rewritten {
+                if self.server.end_rewriting() {
                     self.relist_rewritten("an object is printed differently by the same release");
                 } else {
                     self.record_proof(StateProof::Printed);
@@ -69,13 +62,13 @@ impl ScopePump {
                 let scope = Arc::clone(&self.scope);
                 let resource = &scope.key.gvr;
                 let Some(changed) = self.reprint(objects).await else {
-                    self.is_rewritten = is_rewritten;
-                    self.release.mark_unapplied();
+                    self.server.release.mark_unapplied();
                     self.follow_server();
                     return;
                 };
                 drop(load);
-                self.release.mark_applied();
+                self.server.end_rewriting();
+                self.server.release.mark_applied();
                 let shown = release.as_ref().map(Release::to_string);
                 tracing::info!(%resource, release = shown, changed, "continued the watch at another release");
                 let result = if changed == 0 { "same" } else { "reprinted" };
@@ -84,41 +77,16 @@ impl ScopePump {
                 self.relearn(&ready, form);
                 self.record_proof(StateProof::Printed);
             }
-            LearnedRelease::Unaskable(server) => {
-                self.is_rewritten = is_rewritten;
-                self.reopen_instead_of(&server);
-            }
-            LearnedRelease::NotTold => {
-                self.is_rewritten = is_rewritten;
-                self.give_up_without_release();
-            }
+            LearnedRelease::Unaskable(server) => self.reopen_instead_of(&server),
+            LearnedRelease::NotTold => self.give_up_without_release(),
             LearnedRelease::Relist(release) => {
+                self.server.end_rewriting();
                 if !self.properties.is_unknown() {
                     self.note_release(release);
                     self.count_release("relisted");
                     self.relist();
                 }
             }
-        }
-    }
-
-    /// Lists the scope again, as an object is printed differently in the same version. The definition of a
-    /// custom type may have changed, and be seen in objects first. If it has not, that happens again.
-    pub(super) fn relist_rewritten(&mut self, error: impl fmt::Display) {
-        let resource = &self.scope.key.gvr;
-        let is_lately = |at: Instant| at.elapsed() < REWRITTEN_AGAIN;
-        let before = self.rewritten_at.replace(Instant::now());
-        let is_again = before.is_some_and(is_lately);
-        let is_explained = self.schema_changed_at.is_some_and(is_lately);
-        if !is_built_in_group(&resource.group) && (is_explained || !is_again) {
-            tracing::info!(
-                %resource,
-                %error,
-                "objects differ, as after a change of the type's definition; listing again"
-            );
-            self.relist();
-        } else {
-            self.inconsistent(error);
         }
     }
 
@@ -161,10 +129,7 @@ impl ScopePump {
         let Some(server) = self.feed.rejoin(is_settled) else {
             return;
         };
-        self.is_rewritten = false;
-        // The source learns what there is to know of releases.
-        self.release.record_list(None);
-        self.streaming.record_list(true);
+        self.server.leave_to_source();
         self.adopt_server(server).await;
         self.scope.count_held();
     }
@@ -179,18 +144,15 @@ impl ScopePump {
         if let Some(reflector) = self.feed.reflector() {
             reflector.forget_bookmark();
         }
-        self.streaming.ask_again();
+        self.server.streaming.ask_again();
     }
 
     /// Records the followed server's release. What was learned of another one by asking is
     /// forgotten, and has to be asked again.
     pub(super) fn note_release(&mut self, release: Option<Release>) {
         self.scope.print.set_release(release.clone());
-        let known = std::mem::replace(&mut self.followed_release, release);
-        self.shared
-            .failures
-            .meet_release(self.followed_release.as_ref());
-        if known.is_some() && known != self.followed_release {
+        self.shared.failures.meet_release(release.as_ref());
+        if self.server.record_release(release) {
             self.scope.forms.forget_answers();
             // This one may print what the last one printed differently.
             self.shared.failures.begin_release();

@@ -41,9 +41,10 @@ impl ScopePump {
         self.scope.count_held();
         drop(stored.load);
         self.learn_bookmark(stored.bookmark);
-        self.streaming
+        self.server
+            .streaming
             .record_list(stored.ready.streams_initial_events);
-        self.release.record_restored(stored.release);
+        self.server.release.record_restored(stored.release);
         self.properties.restore(Arc::new(stored.ready), origin);
         metrics::may_be_lost(&self.scope.key.gvr);
         if origin == StateOrigin::Replica {
@@ -69,7 +70,7 @@ impl ScopePump {
         // Otherwise all objects would be read again to compare them.
         let printed_by = self.scope.print.release();
         if let Some(release) = printed_by {
-            self.release.record_restored(release);
+            self.server.release.record_restored(release);
         }
     }
 

@@ -8,7 +8,7 @@ impl ScopePump {
     /// Goes on from what is held, or drops it.
     pub(super) fn handle_continuity(&mut self, change: ContinuityChange) {
         match change {
-            ContinuityChange::TimelineEnded => self.forget(),
+            ContinuityChange::TimelineEnded => self.forget_timeline(),
             ContinuityChange::Proven => {
                 self.resumption_is_proven();
                 self.go_on();
@@ -32,14 +32,5 @@ impl ScopePump {
         let proof = ResumeProof::None;
         self.apply(Change::Resumed { proof }, None, None);
         self.record_proof(StateProof::Followed);
-    }
-
-    /// Drops everything held, as upstream has another history.
-    fn forget(&mut self) {
-        self.relist();
-        self.scope.history.expect_new_timeline();
-        self.drop_held();
-        // Afterwards, so that no old version counts as one of the new timeline.
-        self.continuity.begin_anew();
     }
 }
