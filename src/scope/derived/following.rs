@@ -53,8 +53,8 @@ pub(super) struct FollowingReader {
 /// The next thing that happens to the source.
 #[derive(Clone, Debug)]
 pub(super) enum FollowedChange {
-    /// There is an event that may be printed: [`Following::event`].
-    Event,
+    /// This event may be printed. It comes again until [`Following::pass`].
+    Event(Arc<WindowEvent>),
     /// All events up to this version were taken.
     Progress(ResourceVersion),
     /// It follows upstream, or does not.
@@ -115,10 +115,6 @@ impl Following {
         self.quarantines
     }
 
-    pub(super) fn into_source(self) -> ScopeHandle {
-        self.source
-    }
-
     /// Notes that what this server prints may be shown.
     pub(super) fn accept(&mut self, checked: CheckedPrint) {
         self.accepted = checked;
@@ -151,9 +147,9 @@ impl Following {
         let _ = phase.wait_for(is_doubted).await;
     }
 
-    /// Returns the next event.
-    pub(super) fn event(&self) -> Option<&WindowEvent> {
-        self.pending.front().map(|event| &**event)
+    /// Returns `true` if events were taken that are not passed on yet.
+    pub(super) fn has_events(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// Takes the next event off.
@@ -214,8 +210,7 @@ impl Following {
         if reader.is_followed && !is_delivering {
             return Some(FollowedChange::Followed(false));
         }
-        let has_events = !self.pending.is_empty();
-        let is_unseen = has_events && !reader.has_seen_objects;
+        let is_unseen = self.has_events() && !reader.has_seen_objects;
         let unchecked = self.server.borrow().clone();
         let unchecked = unchecked.filter(|it| is_unseen || !it.is_same(&self.accepted.server));
         if let Some(server) = unchecked {
@@ -226,8 +221,8 @@ impl Following {
             }
             return may_ask.then_some(FollowedChange::Unchecked(server));
         }
-        if has_events {
-            return Some(FollowedChange::Event);
+        if let Some(event) = self.pending.front() {
+            return Some(FollowedChange::Event(Arc::clone(event)));
         }
         // The watch of one that is too old may be open, and bring nothing.
         let is_back = is_delivering && !is_too_old && !reader.is_followed;

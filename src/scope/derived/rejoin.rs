@@ -3,6 +3,7 @@
 //! Both follow the same history. So once upstream's own bytes of the objects that both have in the
 //! same version were found to be those that are printed here, the source's events go on from any
 //! later state of the caller's, and its watches notice nothing.
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -10,13 +11,15 @@ use tokio::time::sleep;
 use watershed_protocol::ResourceVersion;
 
 use super::check::{CheckedPrint, UpstreamText, expect_same};
+use super::deriver::{Deriver, SourceLook};
 use super::failures::FallbackReason;
-use super::following::FollowedState;
+use super::following::{FollowedState, Following};
 use super::opened::{OpenedSource, until_unusable};
 use super::step::{CheckedServer, DerivedEnd};
-use super::{DerivedFeed, DerivedProgress, SourceLook};
+use super::{DerivedFeed, DerivedProgress};
 use crate::budget::MemoryBudget;
 use crate::scope::cached::Scope;
+use crate::scope::handle::ScopeHandle;
 use crate::scope::phase::ScopePhase;
 use crate::store::{Interest, ObjectPeek, Snapshot, SubscriptionStart};
 use crate::upstream::{Release, ServedBy};
@@ -28,8 +31,10 @@ const LOOK: Duration = Duration::from_millis(500);
 const CHANGED: FallbackReason = FallbackReason::Source("its watch in protobuf began anew");
 
 /// A state of the source whose objects are printed as the caller has them.
-#[derive(Debug)]
 pub(in crate::scope) struct RejoinPoint {
+    source: ScopeHandle,
+    /// The server whose JSON was compared.
+    checked: CheckedPrint,
     /// The version of the source's state. Its later events come from the server that was checked.
     version: ResourceVersion,
     /// The source's server, which is the checked one while nothing changed.
@@ -38,10 +43,18 @@ pub(in crate::scope) struct RejoinPoint {
     quarantines: u64,
 }
 
+/// The result of an attempt to derive the caller's changes again.
+pub(in crate::scope) enum Rejoined {
+    /// The source's events are followed. This was learned of its server.
+    Following(Box<CheckedServer>),
+    /// That would not be exact now, which may pass.
+    NotYet(Box<RejoinPoint>),
+}
+
 impl DerivedFeed {
     /// Returns the budget of what is printed.
     pub(in crate::scope) fn budget(&self) -> &MemoryBudget {
-        &self.states.budget
+        &self.deriver.states.budget
     }
 
     /// Opens the source beside the caller's own list and watch, and compares all objects that both
@@ -49,26 +62,66 @@ impl DerivedFeed {
     pub(in crate::scope) async fn compare(
         &mut self,
         caller: &Scope,
-    ) -> Result<RejoinPoint, DerivedEnd> {
+    ) -> Result<Box<RejoinPoint>, DerivedEnd> {
         self.begin_anew();
-        let source = (self.open_source)();
-        let source = source.ok_or(FallbackReason::Source("memory is short"))?;
-        self.progress = DerivedProgress::Opened(OpenedSource::new(source));
-        let source = loop {
-            if self.attempts.is_delayed() {
-                self.attempts.wait().await;
-                self.attempts.begin();
-            }
-            match self.look().await? {
-                SourceLook::Checked(source) => break source,
-                SourceLook::Changed => {}
-                // Upstream is asked again in a moment.
-                SourceLook::Worse(_) if self.attempts.is_delayed() => {}
-                SourceLook::Worse(_) => {
-                    return Err(FallbackReason::Source("it is not followed in protobuf").into());
-                }
-            }
+        let opened = self.open()?;
+        self.deriver.compare(caller, opened).await
+    }
+
+    /// Follows the source's events behind the caller's objects, which are those that were compared
+    /// and what upstream's own watch brought since. Returns the point again while that would not be
+    /// exact.
+    pub(in crate::scope) fn rejoin(
+        &mut self,
+        caller: &Scope,
+        point: Box<RejoinPoint>,
+    ) -> Result<Rejoined, FallbackReason> {
+        let (source, checked) = (&point.source, &point.checked);
+        let is_stopped = matches!(source.phase(), ScopePhase::Stopped(_));
+        let is_unchanged = !is_stopped
+            && point.servers.has_changed().is_ok_and(|changed| !changed)
+            && source.differences.quarantines() == point.quarantines;
+        if !is_unchanged {
+            return Err(CHANGED);
+        }
+        let version = caller.reader.event_version();
+        // A quiet type reaches it by the next bookmark.
+        let is_exact = version >= point.version
+            && caller.reader.unfinished().is_none()
+            && [caller, source].iter().all(|scope| {
+                is_followed(scope) && is_known_to_be_printed_by(scope, checked.release.as_ref())
+            })
+            && is_in_form_of(caller, checked);
+        if !is_exact {
+            return Ok(Rejoined::NotYet(point));
+        }
+        let start = SubscriptionStart::After(version);
+        let (subscription, _) = source.reader.subscribe(start, Interest::All);
+        if subscription.is_expired() {
+            return Err(CHANGED);
+        }
+        caller.source.record_quarantines(point.quarantines);
+        caller.source.attach(Arc::clone(source));
+        let server = checked.as_told(self.deriver.states.nothing_anew());
+        let state = FollowedState {
+            version,
+            quarantines: point.quarantines,
         };
+        let following = Following::new(point.source, subscription, state, point.checked);
+        self.progress = DerivedProgress::Following(Box::new(following));
+        Ok(Rejoined::Following(Box::new(server)))
+    }
+}
+
+impl Deriver {
+    /// Compares all objects that the caller and an opened source have in the same version.
+    async fn compare(
+        &mut self,
+        caller: &Scope,
+        mut opened: OpenedSource,
+    ) -> Result<Box<RejoinPoint>, DerivedEnd> {
+        self.until_checked(&mut opened).await?;
+        let source = opened.into_source();
         // It is asked for after the list.
         while source.print.is_of(None) {
             tokio::select! {
@@ -76,14 +129,33 @@ impl DerivedFeed {
                 () = until_unusable(&source) => return Err(CHANGED.into()),
             }
         }
-        self.compare_objects(caller, &source).await
+        self.compare_objects(caller, source).await
+    }
+
+    /// Waits until the source can be read, and its server's JSON was compared.
+    async fn until_checked(&mut self, opened: &mut OpenedSource) -> Result<(), DerivedEnd> {
+        loop {
+            if self.attempts.is_delayed() {
+                self.attempts.wait().await;
+                self.attempts.begin();
+            }
+            match self.look(opened).await? {
+                SourceLook::Checked(_) => return Ok(()),
+                SourceLook::Changed => {}
+                // Upstream is asked again in a moment.
+                SourceLook::Worse(_) if self.attempts.is_delayed() => {}
+                SourceLook::Worse(_) => {
+                    return Err(FallbackReason::Source("it is not followed in protobuf").into());
+                }
+            }
+        }
     }
 
     async fn compare_objects(
         &mut self,
         caller: &Scope,
-        source: &Scope,
-    ) -> Result<RejoinPoint, DerivedEnd> {
+        source: ScopeHandle,
+    ) -> Result<Box<RejoinPoint>, DerivedEnd> {
         let servers = source.upstream.subscribe_server();
         let server = servers.borrow().clone();
         let is_checked = server.is_some_and(|server| self.is_checked(&server));
@@ -94,7 +166,7 @@ impl DerivedFeed {
             return Err(FallbackReason::Unchecked("the form of its lists differs".into()).into());
         }
         let are_of_release = || {
-            [caller, source].map(|it| is_known_to_be_printed_by(it, checked.release.as_ref()))
+            [caller, &source].map(|it| is_known_to_be_printed_by(it, checked.release.as_ref()))
                 == [true; 2]
         };
         let two_releases = || FallbackReason::Unchecked("two releases print it".into()).into();
@@ -107,11 +179,13 @@ impl DerivedFeed {
             // One of them may be about to be read again.
             Err(_) if !are_of_release() => Err(two_releases()),
             Err(reason) => Err(reason.into()),
-            Ok(()) => Ok(RejoinPoint {
+            Ok(()) => Ok(Box::new(RejoinPoint {
+                source,
+                checked,
                 version: objects.version(),
                 servers,
                 quarantines,
-            }),
+            })),
         }
     }
 
@@ -141,51 +215,6 @@ impl DerivedFeed {
             expect_same(object, bytes.as_slice(), upstream)?;
         }
         Ok(())
-    }
-
-    /// Follows the source's events behind the caller's objects, which are those that were compared
-    /// and what upstream's own watch brought since. Returns what the caller is to know of the
-    /// source's server; `None` while that would not be exact, which may pass.
-    pub(in crate::scope) fn rejoin(
-        &mut self,
-        caller: &Scope,
-        point: &RejoinPoint,
-    ) -> Result<Option<CheckedServer>, FallbackReason> {
-        let (Some(source), Some(checked)) = (self.source().cloned(), self.checked.clone()) else {
-            return Err(CHANGED);
-        };
-        let is_stopped = matches!(source.phase(), ScopePhase::Stopped(_));
-        let is_unchanged = !is_stopped
-            && point.servers.has_changed().is_ok_and(|changed| !changed)
-            && source.differences.quarantines() == point.quarantines;
-        if !is_unchanged {
-            return Err(CHANGED);
-        }
-        let version = caller.reader.event_version();
-        // A quiet type reaches it by the next bookmark.
-        let is_exact = version >= point.version
-            && caller.reader.unfinished().is_none()
-            && [caller, &source].iter().all(|scope| {
-                is_followed(scope) && is_known_to_be_printed_by(scope, checked.release.as_ref())
-            })
-            && is_in_form_of(caller, &checked);
-        if !is_exact {
-            return Ok(None);
-        }
-        let start = SubscriptionStart::After(version);
-        let (subscription, _) = source.reader.subscribe(start, Interest::All);
-        if subscription.is_expired() {
-            return Err(CHANGED);
-        }
-        caller.source.record_quarantines(point.quarantines);
-        caller.source.attach(source);
-        let server = checked.as_told(self.states.nothing_anew());
-        let state = FollowedState {
-            version,
-            quarantines: point.quarantines,
-        };
-        self.follow_from(subscription, state, checked);
-        Ok(Some(server))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::budget::MemoryBudget;
 use crate::scope::cached::Scope;
 use crate::scope::derived::{
     CheckedServer, DerivationFailures, DerivedEnd, DerivedFeed, FallbackReason, LONGEST_ATTEMPT,
-    RejoinPoint, is_known_release,
+    RejoinPoint, Rejoined, is_known_release,
 };
 use crate::scope::metrics;
 use crate::scope::phase::ScopePhase;
@@ -57,13 +57,13 @@ enum RederivationState {
     /// All is the same. The scope is derived again once that is exact.
     Compared {
         derived: Box<DerivedFeed>,
-        point: RejoinPoint,
+        point: Box<RejoinPoint>,
         look: Instant,
         deadline: Instant,
     },
 }
 
-type Comparison = BoxFuture<'static, (Box<DerivedFeed>, Result<RejoinPoint, DerivedEnd>)>;
+type Comparison = BoxFuture<'static, (Box<DerivedFeed>, Result<Box<RejoinPoint>, DerivedEnd>)>;
 
 impl Rederivation {
     /// Prepares for a scope that has not failed.
@@ -194,22 +194,22 @@ impl Rederivation {
         let joined = if self.outdated.is_cancelled() {
             Err(BEGAN_ANEW)
         } else if is_settled {
-            derived.rejoin(&self.scope, &point)
+            derived.rejoin(&self.scope, point)
         } else {
-            Ok(None)
+            Ok(Rejoined::NotYet(point))
         };
         let joined = match joined {
-            Ok(None) if !derived.budget().is_relaxed() => Err(SHORT_OF_MEMORY),
+            Ok(Rejoined::NotYet(_)) if !derived.budget().is_relaxed() => Err(SHORT_OF_MEMORY),
             joined => joined,
         };
         let now = Instant::now();
         let reason = match joined {
-            Ok(Some(server)) => {
+            Ok(Rejoined::Following(server)) => {
                 self.count("derived");
                 self.succeeded();
-                return Some((derived, server));
+                return Some((derived, *server));
             }
-            Ok(None) if now < deadline => {
+            Ok(Rejoined::NotYet(point)) if now < deadline => {
                 self.state = RederivationState::Compared {
                     derived,
                     point,
@@ -218,7 +218,7 @@ impl Rederivation {
                 };
                 return None;
             }
-            Ok(None) => late(),
+            Ok(Rejoined::NotYet(_)) => late(),
             Err(reason) => reason,
         };
         self.not_yet(derived, reason.into());
