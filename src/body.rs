@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BufMut as _, Bytes, BytesMut};
+use bytes::{Buf, BufMut as _, Bytes};
 use futures_util::{StreamExt as _, stream};
 use http::Request;
 use http_body::{Body as _, Frame, SizeHint};
@@ -99,13 +99,13 @@ where
 {
     let mut body = pin!(Limited::new(body, limit));
     let expected = usize::try_from(body.size_hint().lower()).unwrap_or(limit);
-    let mut bytes = BytesMut::with_capacity(expected.min(limit).min(MAX_RESERVED));
+    let mut bytes = Vec::with_capacity(expected.min(limit).min(MAX_RESERVED));
     while let Some(frame) = body.frame().await {
         if let Ok(chunk) = frame?.into_data() {
             bytes.put(chunk);
         }
     }
-    Ok(bytes.freeze())
+    Ok(bytes.into_boxed_slice().into())
 }
 
 /// Returns the body, which keeps `value` until it is dropped.
@@ -168,7 +168,7 @@ impl BodyEnd {
     }
 
     /// Returns `true` if a part of the body was not read.
-    pub fn is_ahead(&self) -> bool {
+    pub fn is_unfinished(&self) -> bool {
         self.0.get().is_none()
     }
 }
@@ -218,7 +218,7 @@ impl http_body::Body for ClientBody {
             Some(Ok(_)) | None => ReachedEnd::Whole,
         };
         self.inner = None;
-        // The first end is the one.
+        // Only the first end counts.
         let _ = self.end.0.set(end);
         Poll::Ready(frame)
     }

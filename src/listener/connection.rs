@@ -370,21 +370,23 @@ async fn answer(
     let fault = running.fault();
     let mut answering = pin!(
         AssertUnwindSafe(async {
-            if let Some(fault) = fault {
-                return http1_rules::refused(fault);
+            let refusal = if let Some(fault) = fault {
+                Some(http1_rules::refused(fault))
+            } else if url > url_bytes {
+                Some(too_long(url_bytes))
+            } else if request.headers().len() > MAX_HEADERS {
+                Some(too_many_fields())
+            } else {
+                http1_rules::bad_escape(&request).or_else(|| http1_rules::refusal(&request))
+            };
+            let Some(refusal) = refusal else {
+                return handler.handle(request, peer).await;
+            };
+            // Over HTTP/1, the connection ends with such an answer.
+            if version == Version::HTTP_2 {
+                body::discard_of(request);
             }
-            if url > url_bytes {
-                return too_long(url_bytes);
-            }
-            if request.headers().len() > MAX_HEADERS {
-                return too_many_fields();
-            }
-            let refusal =
-                http1_rules::bad_escape(&request).or_else(|| http1_rules::refusal(&request));
-            if let Some(refusal) = refusal {
-                return refusal;
-            }
-            handler.handle(request, peer).await
+            refusal
         })
         .catch_unwind()
     );

@@ -176,6 +176,15 @@ pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSi
         {
             problem
         }
+        Err(error @ SelfSignedError::Ca { .. }) => {
+            // A running proxy would go on with it, too.
+            let pair = serving_pair(dir);
+            if !is_valid_now(dir, &pair, names)? {
+                return Err(error);
+            }
+            tracing::warn!(%error, "serving a certificate that ends within a month");
+            return Ok(pair);
+        }
         other => return other,
     };
     if problem != CaProblem::Missing {
@@ -232,19 +241,38 @@ pub(super) fn renew(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSig
     sign(dir, names, &ca, key)
 }
 
-/// Returns `true` if no CA is there but one that the proxy made, or a file that is no certificate.
+/// Returns `true` if no CA is there but one that the proxy made. One that cannot be read may be another's if
+/// there is a key.
 fn is_replaceable(dir: &Path) -> Result<bool, SelfSignedError> {
     let Some(ca) = read_if_present(&ca_file(dir))? else {
         return Ok(true);
     };
-    let Ok(ca) = CertificateDer::from_pem_slice(&ca) else {
-        return Ok(true);
-    };
-    let parsed = x509_parser::parse_x509_certificate(&ca);
-    Ok(parsed.map_or(true, |(_, parsed)| is_own(&parsed)))
+    let ca = CertificateDer::from_pem_slice(&ca).ok();
+    let parsed = ca
+        .as_ref()
+        .and_then(|ca| x509_parser::parse_x509_certificate(ca).ok());
+    match parsed {
+        Some((_, ca)) => Ok(is_own(&ca)),
+        None => Ok(read_if_present(&dir.join("ca.key"))?.is_none()),
+    }
 }
 
-/// Returns `true` if the proxy made a CA, by its name.
+/// Returns `true` if a client that trusts the CA in `dir` accepts the pair now.
+fn is_valid_now(dir: &Path, pair: &ServingPair, names: &[String]) -> Result<bool, SelfSignedError> {
+    let Some(ca) = read_if_present(&ca_file(dir))? else {
+        return Ok(false);
+    };
+    let Ok(ca) = CertificateDer::from_pem_slice(&ca) else {
+        return Ok(false);
+    };
+    let ends =
+        x509_parser::parse_x509_certificate(&ca).map(|(_, ca)| ca.validity().not_after.timestamp());
+    let is_ended = ends.is_ok_and(|ends| ends <= ASN1Time::now().timestamp());
+    let certificate = certificate_of(pair).filter(|_| !is_ended);
+    Ok(certificate.is_some_and(|it| verify(&ca, &it, names, Duration::ZERO).is_ok()))
+}
+
+/// Returns `true` if a CA has the name that the proxy gives its own.
 fn is_own(ca: &X509Certificate<'_>) -> bool {
     let mut names = ca.subject().iter_common_name();
     names.any(|name| name.as_str().is_ok_and(|name| name == CA_NAME))
@@ -282,7 +310,7 @@ fn sign(
         .and_then(|params| params.signed_by(&key, &issuer))
         .map_err(make)?;
     // Otherwise each look at the files would find the pair useless, and make another one.
-    if let Err(error) = verify(ca, certificate.der(), names)
+    if let Err(error) = verify(ca, certificate.der(), names, RENEW_BEFORE)
         && !is_about_a_name(&error)
     {
         tracing::debug!(%error, "a certificate of the CA in --cert-dir would be refused");
@@ -323,7 +351,7 @@ fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, SelfSignedError> {
 /// Returns `true` if a client that trusts `ca` accepts the pair by each name, now and for a while.
 fn is_valid(ca: &CertificateDer<'static>, pair: &ServingPair, names: &[String]) -> bool {
     let certificate = certificate_of(pair);
-    certificate.is_some_and(|certificate| verify(ca, &certificate, names).is_ok())
+    certificate.is_some_and(|certificate| verify(ca, &certificate, names, RENEW_BEFORE).is_ok())
 }
 
 /// Returns the certificate of a pair, if its key fits.
@@ -336,11 +364,12 @@ fn certificate_of(pair: &ServingPair) -> Option<CertificateDer<'static>> {
 }
 
 /// Returns the error of a client that trusts `ca` and refuses a certificate, by one of these names, now
-/// or after a while.
+/// or at the end of `lasting`.
 fn verify(
     ca: &CertificateDer<'static>,
     certificate: &CertificateDer<'static>,
     names: &[String],
+    lasting: Duration,
 ) -> Result<(), rustls::Error> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut roots = RootCertStore::empty();
@@ -353,7 +382,7 @@ fn verify(
         let name = ServerName::try_from(name.as_str())
             .map_err(|_| rustls::Error::from(CertificateError::NotValidForName))?;
         // A pair that was made while the clock was ahead is not valid yet.
-        for moment in [now, now + RENEW_BEFORE] {
+        for moment in [now, now + lasting] {
             let moment = UnixTime::since_unix_epoch(moment);
             verifier.verify_server_cert(certificate, &[], &name, &[], moment)?;
         }

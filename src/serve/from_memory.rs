@@ -30,6 +30,7 @@ use super::verify::Verifier;
 use crate::access::{Access, Caller, ReviewType, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
 use crate::body::holding;
 use crate::drain::DrainWatch;
+use crate::fairness::CallerKey;
 use crate::headers::VIA;
 use crate::proof::{GetCrowds, Provers, WaitingGet};
 use crate::upstream::UpstreamClient;
@@ -201,7 +202,8 @@ impl FromMemory {
                 Ok(answer)
             }
             ReadKind::Watch(watch) => {
-                let caller = reviewed.identity().caller_key(exchange.address());
+                // All without credentials together, as one of many addresses would have many shares.
+                let caller = CallerKey::user(reviewed.user());
                 let share = self.watch_limits.begin(caller, read.selector_bytes)?;
                 let guard = self.access.authorizer.guard(reviewed, exchange.address());
                 let context = WatchContext {

@@ -139,7 +139,7 @@ impl Forwarder {
         };
         let is_stream = request.version() == Version::HTTP_2;
         match self.forward_with(request, options).await {
-            Ok(response) if is_stream && end.is_ahead() => {
+            Ok(response) if is_stream && end.is_unfinished() => {
                 Ok(early_answer::gathered(response).await)
             }
             // Upstream cannot have got a whole request, and its sender is at fault.

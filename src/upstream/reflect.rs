@@ -373,7 +373,13 @@ impl Reflector {
     /// by the next call, so that a caller who cancels again and again never gets one.
     pub async fn next<C: Collect>(&mut self) -> Result<Change<C>, Stopped> {
         loop {
-            self.recovery.wait().await;
+            // What an open stream brings waits for nothing.
+            if matches!(
+                self.state,
+                ReflectorState::Start | ReflectorState::Resuming { .. }
+            ) {
+                self.recovery.wait().await;
+            }
             match self.step().await {
                 Ok(Some(change)) => return Ok(change),
                 Ok(None) => {}

@@ -221,14 +221,39 @@ fn an_operators_ca_signs_until_its_end_and_is_never_replaced() {
     ensure(dir.path(), &names).unwrap();
     assert_eq!(contents(dir.path())[..2], before);
 
-    let dir = prepared(-1);
+    // A pair that is accepted is served without the key, for as long as that is so.
+    let without_key = prepared(10);
+    fs::remove_file(without_key.path().join("ca.key")).unwrap();
+    let issuer_key = KeyPair::from_pem(&key).unwrap();
+    fs::copy(ca_file(dir.path()), ca_file(without_key.path())).unwrap();
+    let ca = ca_of(dir.path());
+    let issuer = Issuer::from_ca_cert_der(&ca, issuer_key).unwrap();
+    let sign_until = |days| {
+        let key = KeyPair::generate().unwrap();
+        let mut params = serving_params(&names).unwrap();
+        lasting(&mut params, days);
+        let certificate = params.signed_by(&key, &issuer).unwrap();
+        let pair = serving_pair(without_key.path());
+        fs::write(&pair.key, key.serialize_pem()).unwrap();
+        fs::write(&pair.cert, certificate.pem()).unwrap();
+    };
+    sign_until(5);
+    ensure(without_key.path(), &names).unwrap();
+    sign_until(-2);
+    let message = ensure(without_key.path(), &names).unwrap_err().to_string();
+    assert!(message.contains("ca.key is missing"), "{message}");
+
+    let ended = prepared(-1);
+    let damaged = prepared(10);
+    fs::write(ca_file(damaged.path()), "as in DER").unwrap();
     let other_key = prepared(10);
     let key = KeyPair::generate().unwrap().serialize_pem();
     fs::write(other_key.path().join("ca.key"), key).unwrap();
     let unknown_key = prepared(10);
     fs::write(unknown_key.path().join("ca.key"), "of another kind").unwrap();
     for (dir, wanted) in [
-        (dir, "has expired"),
+        (ended, "has expired"),
+        (damaged, "not a certificate"),
         (other_key, "not the key of ca.crt"),
         (unknown_key, "not the key of ca.crt"),
     ] {

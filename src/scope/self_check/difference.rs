@@ -109,8 +109,8 @@ impl fmt::Display for ObjectDifference {
             DifferenceKind::Version { memory, upstream } => {
                 write!(f, "{key}: version {memory} in memory, {upstream} upstream")
             }
-            // What the bytes are is nobody's business who reads the log.
             DifferenceKind::List => f.write_str("lists of another format upstream"),
+            // The bytes themselves may be secret, and the log is read by others.
             DifferenceKind::Bytes { offset } => write!(f, "{key}: other bytes at offset {offset}"),
         }
     }

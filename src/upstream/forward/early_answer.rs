@@ -9,9 +9,9 @@ use tokio::time::timeout;
 use crate::body::{Body, full, with_first};
 
 /// Longest answer that is gathered, in bytes.
-const LONGEST: u64 = 64 << 10;
+const MAX_GATHERED: u64 = 64 << 10;
 /// Longest wait for the bytes of such an answer.
-const WAIT: Duration = Duration::from_millis(100);
+const MAX_WAIT: Duration = Duration::from_millis(100);
 
 /// Returns a short answer once its first bytes are here, so that they go to the client with its head.
 ///
@@ -19,10 +19,10 @@ const WAIT: Duration = Duration::from_millis(100);
 /// error if the request had a `content-length`, and drops what is left of the answer. Go's server sends it.
 pub(super) async fn gathered(mut response: Response<Body>) -> Response<Body> {
     let length = response.body().size_hint().exact();
-    if length.is_none_or(|bytes| bytes == 0 || bytes > LONGEST) {
+    if length.is_none_or(|bytes| bytes == 0 || bytes > MAX_GATHERED) {
         return response;
     }
-    let Ok(Some(first)) = timeout(WAIT, response.body_mut().frame()).await else {
+    let Ok(Some(first)) = timeout(MAX_WAIT, response.body_mut().frame()).await else {
         return response;
     };
     let is_all = response.body().is_end_stream();
@@ -31,5 +31,59 @@ pub(super) async fn gathered(mut response: Response<Body>) -> Response<Body> {
         Ok(Ok(bytes)) => response.map(|rest| with_first(Ok(Frame::data(bytes)), rest)),
         Ok(Err(trailers)) => response.map(|rest| with_first(Ok(trailers), rest)),
         Err(error) => response.map(|rest| with_first(Err(error), rest)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use futures_util::{FutureExt as _, stream};
+    use http_body_util::StreamBody;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::body::BoxError;
+
+    /// An answer of three bytes that come after this time.
+    fn answer(after: Duration) -> Response<Body> {
+        let bytes = stream::once(async move {
+            sleep(after).await;
+            Ok::<_, BoxError>(Frame::data(Bytes::from_static(b"no\n")))
+        });
+        Response::new(Sized(StreamBody::new(Box::pin(bytes)).boxed_unsync()).boxed_unsync())
+    }
+
+    /// A body of three bytes.
+    struct Sized(Body);
+
+    impl http_body::Body for Sized {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            mut self: std::pin::Pin<&mut Self>,
+            context: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            std::pin::Pin::new(&mut self.0).poll_frame(context)
+        }
+
+        fn size_hint(&self) -> http_body::SizeHint {
+            http_body::SizeHint::with_exact(3)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_answer_has_its_bytes_with_its_head_unless_they_are_late() {
+        for (after, is_with_head) in [(MAX_WAIT / 5, true), (MAX_WAIT * 2, false)] {
+            let mut body = gathered(answer(after)).await.into_body();
+            let first = body.frame().now_or_never().flatten();
+            assert_eq!(first.is_some(), is_with_head);
+            let first = match first {
+                Some(first) => first,
+                None => body.frame().await.unwrap(),
+            };
+            assert_eq!(first.unwrap().into_data().unwrap(), "no\n");
+            assert!(body.frame().await.is_none());
+        }
     }
 }

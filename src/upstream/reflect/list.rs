@@ -27,6 +27,8 @@ pub(super) const INITIAL_SILENCE: Duration = Duration::from_secs(15);
 const BROKEN_LISTS: u32 = 2;
 /// Objects of a page: at most as many as other clients ask for, and fewer of large objects.
 const PAGE: RangeInclusive<usize> = 20..=500;
+/// A page has at most this many times the objects of the one before it.
+const PAGE_GROWTH: usize = 8;
 /// Bytes of a page, where its objects are like those of the page before. It is held beside the objects.
 const PAGE_BYTES: usize = 16 << 20;
 /// Objects that are looked at for an estimate of all.
@@ -334,7 +336,9 @@ impl Reflector {
 fn page_size(before: &[Bytes]) -> usize {
     let bytes: usize = before.iter().map(Bytes::len).sum();
     let fitting = PAGE_BYTES.saturating_mul(before.len()) / bytes.max(1);
-    fitting.clamp(*PAGE.start(), *PAGE.end())
+    // A few objects may be unlike the rest.
+    let most = before.len().saturating_mul(PAGE_GROWTH).min(*PAGE.end());
+    fitting.min(most).max(*PAGE.start())
 }
 
 /// Returns the Warning headers of an answer.

@@ -11,6 +11,8 @@ use watershed_connect::Address;
 
 /// Pauses between attempts.
 const ATTEMPTS: PauseRange = PauseRange::new(Duration::from_millis(200), Duration::from_secs(5));
+/// Longest pause that upstream can ask for.
+const MAX_ASKED: Duration = Duration::from_secs(15);
 /// Time over which lists are spread after an outage.
 const SPREAD: Duration = Duration::from_secs(1);
 /// Least pause between attempts to connect, and the time over which they are spread, once somebody
@@ -362,8 +364,10 @@ impl Recovery {
         self.retry_at = self.retry_at.max(Some(moment));
     }
 
-    /// Delays the next attempt, as upstream asked for. Those of all types are spread over half as long.
+    /// Delays the next attempt, as upstream asked for, but not for long: meanwhile what is held gets old, and
+    /// another server may answer. The attempts of all types are spread over half as long.
     pub(super) fn asked_to_wait(&mut self, pause: Duration) {
+        let pause = pause.min(MAX_ASKED);
         if !pause.is_zero() {
             let spread = pause.mul_f64(fastrand::f64() / 2.0);
             self.not_before(Instant::now() + pause + spread);

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::super::*;
 use super::proxied;
 use crate::body::MAX_UNREAD;
-use crate::test_support::{Api, HTTP1, HTTP2, Proxy, Settings, soon, streamed, text};
+use crate::test_support::{Api, HTTP1, HTTP2, Proxy, Settings, soon, text};
 
 /// An upstream that reads no body, and a proxy in front of it.
 async fn refusing(settings: Settings) -> (Api, Proxy) {
@@ -63,39 +63,6 @@ async fn an_answer_before_the_end_of_the_body_does_not_reset_the_stream() {
 /// Waits until the other side resets a stream.
 async fn reset_of(stream: &mut h2::SendStream<Bytes>) -> Result<h2::Reason, h2::Error> {
     std::future::poll_fn(|context| stream.poll_reset(context)).await
-}
-
-#[tokio::test]
-async fn the_head_of_an_answer_before_the_end_of_the_body_does_not_come_alone() {
-    for settings in [HTTP2, HTTP1] {
-        let (_api, proxy) = proxied(settings, |_, _| async {
-            let late = futures_util::stream::once(async {
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-                Ok(Bytes::from_static(b"no\n"))
-            });
-            let mut refusal = Response::new(streamed(late));
-            let length = http::HeaderValue::from_static("3");
-            refusal.headers_mut().insert("content-length", length);
-            refusal
-        })
-        .await;
-        let (sender, driver) = h2::client::handshake(proxy.connect(b"h2").await)
-            .await
-            .unwrap();
-        tokio::spawn(driver);
-        let request = Request::post("https://localhost/").body(()).unwrap();
-        let (answer, _open) = soon(sender.ready())
-            .await
-            .unwrap()
-            .send_request(request, false)
-            .unwrap();
-        let mut body = soon(answer).await.unwrap().into_body();
-        let first = body.data().now_or_never().flatten();
-        assert_eq!(first.expect("it came with the head").unwrap(), "no\n");
-        while let Some(rest) = soon(body.data()).await {
-            assert_eq!(rest.unwrap(), "");
-        }
-    }
 }
 
 #[tokio::test]

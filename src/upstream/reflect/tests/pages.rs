@@ -4,14 +4,15 @@ use tokio::sync::Notify;
 use super::*;
 use crate::test_support::{eventually, typed};
 
-/// A list of one pod with a long name, which the page `more` follows.
-fn first_page(bytes: usize) -> &'static str {
+/// A list of so many pods with long names, which another page follows.
+fn page(pods: usize, bytes: usize, next: &str) -> &'static str {
     let name = "x".repeat(bytes);
     let pod =
         format!(r#"{{"metadata":{{"name":"{name}","namespace":"b","resourceVersion":"7"}}}}"#);
-    let metadata = r#"{"resourceVersion":"7","continue":"more"}"#;
+    let metadata = format!(r#"{{"resourceVersion":"7","continue":"{next}"}}"#);
     let head = r#"{"kind":"PodList","apiVersion":"v1","metadata":"#;
-    format!("{head}{metadata},\"items\":[{pod}]}}\n").leak()
+    let pods = vec![pod; pods].join(",");
+    format!("{head}{metadata},\"items\":[{pods}]}}\n").leak()
 }
 
 /// Two sides that wait for each other once.
@@ -21,23 +22,29 @@ struct Meeting {
     released: Arc<Notify>,
 }
 
-/// Lists pods in two pages at an API server that streams none. The server of the first page announces the
-/// end of its connections if `leaves`. Returns the reflector, and the query of the second page.
-async fn listed_in_pages(bytes: usize, leaves: bool) -> (Reflector, String) {
+/// Lists pods of so many bytes in three pages, the first of a small one, at an API server that streams none.
+/// The server of the first page announces the end of its connections if `leaves`. Returns the reflector, and
+/// the sizes of the other pages that it asked for.
+async fn listed_in_pages(bytes: usize, leaves: bool) -> (Reflector, Vec<usize>) {
     let pki = Pki::new();
-    let (first, meeting) = (first_page(bytes), Meeting::default());
-    let second = Arc::<Mutex<String>>::default();
-    let (asked, met) = (Arc::clone(&second), meeting.clone());
+    let pages = [page(1, 10, "second"), page(20, bytes, "third")];
+    let meeting = Meeting::default();
+    let sizes = Arc::<Mutex<Vec<usize>>>::default();
+    let (asked, met) = (Arc::clone(&sizes), meeting.clone());
     let api = Api::start(&pki, HTTP2, move |request, _| {
         let query = request.uri().query().unwrap_or_default().to_owned();
         let is_first = query == "limit=1";
         let (status, body) = if query.starts_with("watch=1") {
             (400, "{}")
         } else if is_first {
-            (200, first)
+            (200, pages[0])
         } else {
-            *asked.lock() = query;
-            (200, LIST)
+            let limit = query
+                .split('&')
+                .find_map(|part| part.strip_prefix("limit="));
+            asked.lock().push(limit.unwrap().parse().unwrap());
+            let is_second = query.contains("continue=second");
+            (200, if is_second { pages[1] } else { LIST })
         };
         let answer = typed(status, "application/json", body);
         let met = met.clone();
@@ -64,8 +71,8 @@ async fn listed_in_pages(bytes: usize, leaves: bool) -> (Reflector, String) {
         }
     };
     tokio::join!(listing, leaving);
-    let query = second.lock().clone();
-    (reflector, query)
+    let sizes = sizes.lock().clone();
+    (reflector, sizes)
 }
 
 #[tokio::test]
@@ -81,13 +88,9 @@ async fn a_list_whose_pages_are_of_several_servers_is_of_none_of_them() {
 
 #[tokio::test]
 async fn pages_of_large_objects_are_short() {
-    for (bytes, wanted) in [(10, 500..=500), (100 << 10, 150..=170), (8 << 20, 20..=20)] {
-        let (_, query) = listed_in_pages(bytes, false).await;
-        let limit = query
-            .split('&')
-            .find_map(|part| part.strip_prefix("limit="));
-        let limit: usize = limit.unwrap().parse().unwrap();
-        assert!(wanted.contains(&limit), "{query}");
+    for (bytes, wanted) in [(10, [20, 160]), (1 << 20, [20, 20])] {
+        let (_, sizes) = listed_in_pages(bytes, false).await;
+        assert_eq!(sizes, wanted);
     }
 }
 
@@ -100,7 +103,7 @@ async fn an_upstream_that_asks_for_a_pause_is_not_asked_before_it_is_over() {
         let api = Api::start(&pki, HTTP2, move |_, _| {
             asked.fetch_add(1, Ordering::SeqCst);
             let mut answer = typed(status, "application/json", "{}");
-            let pause = http::HeaderValue::from_static("20");
+            let pause = http::HeaderValue::from_static("12");
             answer.headers_mut().insert("retry-after", pause);
             async move { answer }
         })
@@ -111,9 +114,9 @@ async fn an_upstream_that_asks_for_a_pause_is_not_asked_before_it_is_over() {
             while reflector.next::<Count>().await.is_ok() {}
         });
         eventually(|| count.load(Ordering::SeqCst) == 1).await;
-        pass(Duration::from_secs(18)).await;
+        pass(Duration::from_secs(10)).await;
         assert_eq!(count.load(Ordering::SeqCst), 1);
-        pass(Duration::from_secs(12)).await;
+        pass(Duration::from_secs(10)).await;
         eventually(|| count.load(Ordering::SeqCst) == 2).await;
         following.abort();
     }
