@@ -87,7 +87,7 @@ impl DerivedFeed {
         self
     }
 
-    /// Returns the scope in protobuf, while it is open.
+    /// Returns the scope in protobuf, while this feed reads it.
     pub(super) fn source(&self) -> Option<&Arc<Scope>> {
         match &self.progress {
             DerivedProgress::Closed => None,

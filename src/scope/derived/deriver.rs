@@ -91,6 +91,11 @@ impl Deriver {
         self.told = ToldState::Followed;
     }
 
+    /// Notes that the caller follows the source from now on.
+    pub(super) fn begin_following(&mut self) {
+        self.told = ToldState::Followed;
+    }
+
     /// Waits for the source's state, checks how upstream prints it, and prints it.
     pub(super) async fn begin(
         &mut self,
@@ -135,7 +140,7 @@ impl Deriver {
             version: snapshot.version(),
             quarantines,
         };
-        self.told = ToldState::Followed;
+        self.begin_following();
         let source = ScopeHandle::new(&scope);
         let following = Following::new(source, subscription, state, checked);
         Ok(OpenedStep::Listed(Box::new(following), change))

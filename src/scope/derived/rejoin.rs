@@ -108,6 +108,7 @@ impl DerivedFeed {
             quarantines: point.quarantines,
         };
         let following = Following::new(point.source, subscription, state, point.checked);
+        self.deriver.begin_following();
         self.progress = DerivedProgress::Following(Box::new(following));
         Ok(Rejoined::Following(Box::new(server)))
     }

@@ -190,7 +190,7 @@ impl ScopePump {
             Ok(()) if is_news => self.mark_delivered(),
             Ok(()) => {}
             Err(error @ InconsistentEvent::Rewritten { .. }) => {
-                if !self.server.will_explain_rewriting() {
+                if !self.server.defer_rewriting() {
                     self.relist_rewritten(error);
                 }
             }

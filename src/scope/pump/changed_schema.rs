@@ -50,7 +50,7 @@ impl ChangedSchema {
 
     /// Records that an object came in other bytes. Returns `true` if a change of the schema may be
     /// the reason: it may be seen in objects first. If it is not, that happens again.
-    pub(super) fn may_explain_rewriting(&mut self) -> bool {
+    pub(super) fn record_rewriting(&mut self) -> bool {
         let is_lately = |at: Instant| at.elapsed() < REWRITTEN_AGAIN;
         let before = self.rewritten.replace(Instant::now());
         let is_again = before.is_some_and(is_lately);

@@ -53,7 +53,7 @@ impl FollowedServer {
 
     /// Notes that a known event came in other bytes. Returns `false` if the server is not being
     /// asked for the reason.
-    pub(super) fn will_explain_rewriting(&mut self) -> bool {
+    pub(super) fn defer_rewriting(&mut self) -> bool {
         let is_learning = self.release.is_learning();
         self.is_rewritten |= is_learning;
         is_learning

@@ -10,7 +10,7 @@ use crate::scope::metrics;
 use crate::upstream::{Reflector, ServedBy};
 
 impl ScopePump {
-    /// Asks upstream anew for what its watch does not bring, or may bring now.
+    /// Notes what the watch does not bring, and asks upstream anew where that may help.
     pub(super) fn handle_delivery(&mut self, change: DeliveryChange) {
         match change {
             DeliveryChange::EventMissing(MissingEvent::Late) => self.served.mark_lacking(),

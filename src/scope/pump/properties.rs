@@ -10,7 +10,7 @@ pub(super) enum TypeProperties {
     Unknown,
     /// An earlier state has them. It is shown once upstream has proven it.
     Restored(RestoredState),
-    /// The last list showed them, or an earlier state that has nothing left to prove.
+    /// The last list showed them, or an earlier state that was proven or given up.
     Known(Arc<ReadyScope>),
 }
 
@@ -42,7 +42,7 @@ impl TypeProperties {
         }
     }
 
-    /// Returns `true` if nothing was listed or restored yet.
+    /// Returns `true` if no properties are known.
     pub(super) fn is_unknown(&self) -> bool {
         matches!(self, Self::Unknown)
     }

@@ -33,7 +33,7 @@ impl ScopePump {
     /// custom type may have changed.
     pub(super) fn relist_rewritten(&mut self, error: impl fmt::Display) {
         let resource = &self.scope.key.gvr;
-        let is_explained = self.schema.may_explain_rewriting();
+        let is_explained = self.schema.record_rewriting();
         if is_explained && !is_built_in_group(&resource.group) {
             tracing::info!(
                 %resource,

@@ -32,7 +32,7 @@ pub(super) struct ServedState {
     reopened_by: Option<Instant>,
 }
 
-/// A reason to ask upstream anew, although nothing ended or broke.
+/// Something that the watch does not bring, or may bring now, although nothing ended or broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeliveryChange {
     /// Upstream has an event that its watch did not bring in time.
@@ -75,8 +75,9 @@ impl ServedState {
         }
     }
 
-    /// Lets time pass until upstream has to be asked anew. That is not so while a list is under way
-    /// that shows what is lacking. Cancelling a call loses nothing.
+    /// Waits until the scope's task has to act on what the watch does not bring, and lets time pass
+    /// meanwhile. [`DeliveryChange::TooOld`] is not returned while a list is under way, which shows what is
+    /// lacking. Cancelling a call loses nothing.
     pub(super) async fn delivery_changed(&mut self, is_listing: bool) -> DeliveryChange {
         loop {
             tokio::select! {
