@@ -27,7 +27,7 @@
 //! | [`budget`] | the memory budget: bytes by class, the limit, steps when memory runs short | `budget/pressure.rs` |
 //! | [`backoff`], [`body`], [`drain`], [`fairness`], [`headers`], [`work`] | small types that several modules share | |
 //! | [`shared_calls`] | calls whose result several callers share | `shared_calls/singleflight.rs` |
-//! | [`atomic_moment`], [`log_throttle`], [`metric`] | moments without locks; repeated log lines; metric declarations | |
+//! | [`atomic_moment`], [`log_throttle`], [`metric`] | moments without locks; log lines; metric declarations | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
 //! More crates of the workspace:

@@ -1,4 +1,4 @@
-//! What is left of a request's body once the request has its answer.
+//! The rest of a request's body once the request has its answer.
 use std::time::Duration;
 
 use http::header::EXPECT;

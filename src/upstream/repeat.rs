@@ -40,7 +40,7 @@ enum SentBytes {
 /// The body of one attempt.
 struct Attempt {
     shared: Arc<Mutex<RepeatState>>,
-    /// What earlier attempts have sent: it is sent first.
+    /// The bytes that earlier attempts have sent: they are sent first.
     first: Bytes,
 }
 
