@@ -5,11 +5,11 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BufMut as _, Bytes};
-use futures_util::{StreamExt as _, stream};
+use bytes::{BufMut as _, Bytes};
+use futures_util::stream;
 use http::Request;
 use http_body::{Body as _, Frame, SizeHint};
-use http_body_util::{BodyExt, BodyStream, Empty, Full, Limited, StreamBody};
+use http_body_util::{BodyExt, Empty, Full, Limited, StreamBody};
 use hyper::body::Incoming;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -86,7 +86,11 @@ pub fn of_frame(frame: Frame<Bytes>) -> Body {
 
 /// Returns a body as it was before its first frame was taken.
 pub fn with_first(frame: Result<Frame<Bytes>, BoxError>, rest: Body) -> Body {
-    StreamBody::new(stream::iter([frame]).chain(BodyStream::new(rest))).boxed_unsync()
+    WithFirst {
+        first: Some(frame),
+        rest,
+    }
+    .boxed_unsync()
 }
 
 /// Reads a body to its end. Fails if it has more than `limit` bytes.
@@ -95,7 +99,7 @@ pub fn with_first(frame: Result<Frame<Bytes>, BoxError>, rest: Body) -> Body {
 /// what else the other side sent into it: kilobytes for a byte.
 pub async fn whole<B>(body: B, limit: usize) -> Result<Bytes, BoxError>
 where
-    B: http_body::Body<Data: Buf, Error: Into<BoxError>>,
+    B: http_body::Body<Error: Into<BoxError>>,
 {
     let mut body = pin!(Limited::new(body, limit));
     let expected = usize::try_from(body.size_hint().lower()).unwrap_or(limit);
@@ -240,6 +244,39 @@ impl Drop for ClientBody {
         if let Some(unread) = self.inner.take().filter(|_| !self.is_withheld) {
             unread::discard(unread);
         }
+    }
+}
+
+/// A body behind its first frame.
+struct WithFirst {
+    first: Option<Result<Frame<Bytes>, BoxError>>,
+    rest: Body,
+}
+
+impl http_body::Body for WithFirst {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.first.take() {
+            None => Pin::new(&mut self.rest).poll_frame(context),
+            first => Poll::Ready(first),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.rest.is_end_stream()
+    }
+
+    /// Returns what is left of the rest, if the first frame was taken.
+    fn size_hint(&self) -> SizeHint {
+        if self.first.is_some() {
+            return SizeHint::default();
+        }
+        self.rest.size_hint()
     }
 }
 

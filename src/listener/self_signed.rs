@@ -179,7 +179,7 @@ pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSi
         Err(error @ SelfSignedError::Ca { .. }) => {
             // A running proxy would go on with it, too.
             let pair = serving_pair(dir);
-            if !is_valid_now(dir, &pair, names)? {
+            if !read_ca(dir).is_ok_and(|ca| serves_now(&ca, &pair, names)) {
                 return Err(error);
             }
             tracing::warn!(%error, "serving a certificate that ends within a month");
@@ -204,22 +204,15 @@ pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSi
 
 /// Finds a valid serving pair in `dir`, or lets the CA there sign one. Blocks.
 pub(super) fn renew(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSignedError> {
-    let useless = |problem| SelfSignedError::Ca {
-        dir: dir.to_owned(),
-        problem,
-    };
-    let ca = read_if_present(&ca_file(dir))?.ok_or_else(|| useless(CaProblem::Missing))?;
-    let ca = CertificateDer::from_pem_slice(&ca).map_err(|_| useless(CaProblem::Damaged))?;
-    let (_, parsed) =
-        x509_parser::parse_x509_certificate(&ca).map_err(|_| useless(CaProblem::Damaged))?;
+    let useless = |problem| useless(dir, problem);
+    let ca = read_ca(dir)?;
+    let parsed = parsed(&ca).ok_or_else(|| useless(CaProblem::Damaged))?;
     let left = if is_own(&parsed) {
         RENEW_BEFORE
     } else {
         Duration::ZERO
     };
-    let needed = UnixTime::now().as_secs() + left.as_secs();
-    let end = parsed.validity().not_after.timestamp();
-    if i64::try_from(needed).map_or(true, |needed| end <= needed) {
+    if ends_within(&parsed, left) {
         return Err(useless(CaProblem::Expiring));
     }
     let pair = serving_pair(dir);
@@ -241,35 +234,46 @@ pub(super) fn renew(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSig
     sign(dir, names, &ca, key)
 }
 
-/// Returns `true` if no CA is there but one that the proxy made. One that cannot be read may be another's if
-/// there is a key.
-fn is_replaceable(dir: &Path) -> Result<bool, SelfSignedError> {
-    let Some(ca) = read_if_present(&ca_file(dir))? else {
-        return Ok(true);
-    };
+/// Reads the CA's certificate, which can be parsed.
+fn read_ca(dir: &Path) -> Result<CertificateDer<'static>, SelfSignedError> {
+    let ca = read_if_present(&ca_file(dir))?.ok_or_else(|| useless(dir, CaProblem::Missing))?;
     let ca = CertificateDer::from_pem_slice(&ca).ok();
-    let parsed = ca
-        .as_ref()
-        .and_then(|ca| x509_parser::parse_x509_certificate(ca).ok());
-    match parsed {
-        Some((_, ca)) => Ok(is_own(&ca)),
-        None => Ok(read_if_present(&dir.join("ca.key"))?.is_none()),
+    let ca = ca.filter(|ca| parsed(ca).is_some());
+    ca.ok_or_else(|| useless(dir, CaProblem::Damaged))
+}
+
+fn parsed<'a>(ca: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
+    let parsed = x509_parser::parse_x509_certificate(ca);
+    parsed.ok().map(|(_, parsed)| parsed)
+}
+
+/// Returns the error of a CA that cannot sign another certificate.
+fn useless(dir: &Path, problem: CaProblem) -> SelfSignedError {
+    SelfSignedError::Ca {
+        dir: dir.to_owned(),
+        problem,
     }
 }
 
-/// Returns `true` if a client that trusts the CA in `dir` accepts the pair now.
-fn is_valid_now(dir: &Path, pair: &ServingPair, names: &[String]) -> Result<bool, SelfSignedError> {
-    let Some(ca) = read_if_present(&ca_file(dir))? else {
-        return Ok(false);
-    };
-    let Ok(ca) = CertificateDer::from_pem_slice(&ca) else {
-        return Ok(false);
-    };
-    let ends =
-        x509_parser::parse_x509_certificate(&ca).map(|(_, ca)| ca.validity().not_after.timestamp());
-    let is_ended = ends.is_ok_and(|ends| ends <= ASN1Time::now().timestamp());
-    let certificate = certificate_of(pair).filter(|_| !is_ended);
-    Ok(certificate.is_some_and(|it| verify(&ca, &it, names, Duration::ZERO).is_ok()))
+/// Returns `true` if no CA is there but one that the proxy made. One that cannot be read may be another's if
+/// there is a key.
+fn is_replaceable(dir: &Path) -> Result<bool, SelfSignedError> {
+    match read_ca(dir) {
+        Ok(ca) => Ok(parsed(&ca).is_some_and(|ca| is_own(&ca))),
+        Err(SelfSignedError::Ca {
+            problem: CaProblem::Missing,
+            ..
+        }) => Ok(true),
+        Err(SelfSignedError::Ca { .. }) => Ok(read_if_present(&dir.join("ca.key"))?.is_none()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns `true` if a certificate ends within this time.
+fn ends_within(certificate: &X509Certificate<'_>, left: Duration) -> bool {
+    let end = certificate.validity().not_after.timestamp();
+    let needed = UnixTime::now().as_secs() + left.as_secs();
+    i64::try_from(needed).map_or(true, |needed| end <= needed)
 }
 
 /// Returns `true` if a CA has the name that the proxy gives its own.
@@ -299,10 +303,7 @@ fn sign(
     ca: &CertificateDer<'static>,
     ca_key: KeyPair,
 ) -> Result<ServingPair, SelfSignedError> {
-    let refused = || SelfSignedError::Ca {
-        dir: dir.to_owned(),
-        problem: CaProblem::Refused,
-    };
+    let refused = || useless(dir, CaProblem::Refused);
     let make = cannot_make(names);
     let issuer = Issuer::from_ca_cert_der(ca, ca_key).map_err(|_| refused())?;
     let key = KeyPair::generate().map_err(make)?;
@@ -350,8 +351,24 @@ fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, SelfSignedError> {
 
 /// Returns `true` if a client that trusts `ca` accepts the pair by each name, now and for a while.
 fn is_valid(ca: &CertificateDer<'static>, pair: &ServingPair, names: &[String]) -> bool {
+    is_accepted(ca, pair, names, RENEW_BEFORE)
+}
+
+/// Returns `true` if such a client accepts the pair now.
+fn serves_now(ca: &CertificateDer<'static>, pair: &ServingPair, names: &[String]) -> bool {
+    parsed(ca).is_some_and(|ca| !ends_within(&ca, Duration::ZERO))
+        && is_accepted(ca, pair, names, Duration::ZERO)
+}
+
+/// Returns `true` if such a client accepts the pair, now and at the end of `lasting`.
+fn is_accepted(
+    ca: &CertificateDer<'static>,
+    pair: &ServingPair,
+    names: &[String],
+    lasting: Duration,
+) -> bool {
     let certificate = certificate_of(pair);
-    certificate.is_some_and(|certificate| verify(ca, &certificate, names, RENEW_BEFORE).is_ok())
+    certificate.is_some_and(|certificate| verify(ca, &certificate, names, lasting).is_ok())
 }
 
 /// Returns the certificate of a pair, if its key fits.

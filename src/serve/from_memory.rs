@@ -30,7 +30,6 @@ use super::verify::Verifier;
 use crate::access::{Access, Caller, ReviewType, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
 use crate::body::holding;
 use crate::drain::DrainWatch;
-use crate::fairness::CallerKey;
 use crate::headers::VIA;
 use crate::proof::{GetCrowds, Provers, WaitingGet};
 use crate::upstream::UpstreamClient;
@@ -202,9 +201,9 @@ impl FromMemory {
                 Ok(answer)
             }
             ReadKind::Watch(watch) => {
-                // All without credentials together, as one of many addresses would have many shares.
-                let caller = CallerKey::user(reviewed.user());
-                let share = self.watch_limits.begin(caller, read.selector_bytes)?;
+                let share = self
+                    .watch_limits
+                    .begin(reviewed.user(), read.selector_bytes)?;
                 let guard = self.access.authorizer.guard(reviewed, exchange.address());
                 let context = WatchContext {
                     coding,

@@ -1,6 +1,6 @@
 //! Limits what each caller may take here and at upstream.
 //!
-//! What a caller holds and gives back is a [`Share`](crate::fairness::Share) of a `Limit` (`limit.rs`): running and
+//! Whatever a caller holds and gives back is a [`Share`](crate::fairness::Share) of a `Limit` (`limit.rs`): running and
 //! forwarded requests, watches, memory. What it starts per second comes out of a token bucket (`request_rate.rs`).
 pub(super) mod exceeded;
 pub(super) mod forwards;

@@ -100,11 +100,15 @@ impl Repeatable {
     /// attempt gets no more.
     pub(super) fn again(&mut self) -> Option<Body> {
         let mut state = self.shared.lock();
-        let SentBytes::All(sent) = &state.kept else {
+        let RepeatState {
+            rest,
+            kept: SentBytes::All(sent),
+        } = &mut *state
+        else {
             return None;
         };
-        let sent = sent.clone();
-        let rest = state.rest.take()?;
+        let rest = rest.take()?;
+        let sent = mem::take(sent);
         drop(state);
         let first = Bytes::copy_from_slice(&sent);
         let state = RepeatState {

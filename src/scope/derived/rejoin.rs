@@ -47,7 +47,7 @@ pub(in crate::scope) struct RejoinPoint {
 pub(in crate::scope) enum Rejoined {
     /// The source's events are followed. This was learned of its server.
     Following(Box<CheckedServer>),
-    /// That would not be exact now, which may pass.
+    /// To follow would not be exact now, which may pass.
     NotYet(Box<RejoinPoint>),
 }
 

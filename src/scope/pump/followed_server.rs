@@ -1,4 +1,4 @@
-//! What the followed server is asked beside its watch.
+//! Questions to the followed server beside its watch.
 use super::release::{LearnedRelease, ReleaseLearner};
 use super::streaming::StreamingLearner;
 use crate::upstream::{InitialEventsAnswer, Release};
@@ -13,7 +13,7 @@ pub(super) struct FollowedServer {
     is_rewritten: bool,
 }
 
-/// What the followed server has answered.
+/// An answer of the followed server.
 pub(super) enum ServerAnswer {
     InitialEvents(InitialEventsAnswer),
     Release(LearnedRelease),

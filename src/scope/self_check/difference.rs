@@ -48,7 +48,7 @@ impl ObjectDifference {
         }
     }
 
-    /// The difference of lists in two formats, which is of no object.
+    /// Returns the difference of lists in two formats, which is of no object.
     pub(super) fn of_list() -> Self {
         Self {
             key: String::new(),

@@ -47,7 +47,7 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// The result of a look at a list in another format than memory's.
+    /// Returns the result of a look at a list in another format than memory's.
     pub(super) fn at_other_format() -> Self {
         Self {
             differences: vec![ObjectDifference::of_list()],

@@ -8,11 +8,13 @@ use crate::serve::policy::UserLimits;
 use crate::serve::usage::WATCH_BYTES;
 
 /// Divisors: all watches may take a quarter of the memory budget, and all their selectors an eighth. One
-/// caller alone gets half of that.
+/// user alone gets half of that.
 const WATCH_DIVISOR: usize = 4;
 const SELECTOR_DIVISOR: usize = 8;
 
-/// Counts the open watches of each caller, and the bytes of their selectors.
+/// Counts the open watches of each user, and the bytes of their selectors.
+///
+/// All callers without credentials are one user here: by address, one of many addresses would have many shares.
 pub(in crate::serve) struct WatchLimits {
     watches: Limit,
     selectors: Limit,
@@ -40,12 +42,13 @@ impl WatchLimits {
         }
     }
 
-    /// Counts a watch of a caller that begins now, with the bytes of its selectors.
+    /// Counts a watch of a user that begins now, with the bytes of its selectors.
     pub(in crate::serve) fn begin(
         &self,
-        caller: CallerKey,
+        user: &str,
         selector_bytes: u64,
     ) -> Result<WatchShare, LimitExceeded> {
+        let caller = CallerKey::user(user);
         Ok(WatchShare {
             _watch: self.watches.take(caller.clone(), 1)?,
             _selectors: self.selectors.take(caller, selector_bytes)?,
@@ -62,8 +65,8 @@ mod tests {
         let memory = MemoryBudget::new(Some(16 << 20));
         let limits = WatchLimits::within(&memory, UserLimits::default());
         let of = |number: usize| {
-            let user = CallerKey::user(&format!("user-{number}"));
-            std::iter::from_fn(|| limits.begin(user.clone(), 0).ok()).collect::<Vec<_>>()
+            let user = format!("user-{number}");
+            std::iter::from_fn(|| limits.begin(&user, 0).ok()).collect::<Vec<_>>()
         };
         let open: Vec<_> = (0..5).map(&of).collect();
         let counts: Vec<_> = open.iter().map(Vec::len).collect();
@@ -81,17 +84,18 @@ mod tests {
         };
         let limits = WatchLimits::within(&MemoryBudget::default(), limits);
         let large = 700;
-        let begin = |user, bytes| limits.begin(CallerKey::user(user), bytes);
-        let first = begin("ann", large).unwrap();
+        let first = limits.begin("ann", large).unwrap();
         assert_eq!(
-            begin("ann", large).err(),
+            limits.begin("ann", large).err(),
             Some(LimitExceeded::SelectorBytes)
         );
-        let open: Vec<_> = (0..20).filter_map(|_| begin("ann", 0).ok()).collect();
+        let open: Vec<_> = (0..20)
+            .filter_map(|_| limits.begin("ann", 0).ok())
+            .collect();
         assert_eq!(open.len(), 9, "a watch that was refused does not count");
-        assert_eq!(begin("ann", 0).err(), Some(LimitExceeded::Watches));
-        let _other = begin("bob", large).unwrap();
+        assert_eq!(limits.begin("ann", 0).err(), Some(LimitExceeded::Watches));
+        let _other = limits.begin("bob", large).unwrap();
         drop((first, open));
-        assert!(begin("ann", large).is_ok());
+        assert!(limits.begin("ann", large).is_ok());
     }
 }

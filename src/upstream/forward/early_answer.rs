@@ -2,11 +2,11 @@
 use std::time::Duration;
 
 use http::Response;
-use http_body::{Body as _, Frame};
+use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use tokio::time::timeout;
 
-use crate::body::{Body, full, with_first};
+use crate::body::{Body, with_first};
 
 /// Longest answer that is gathered, in bytes.
 const MAX_GATHERED: u64 = 64 << 10;
@@ -22,15 +22,9 @@ pub(super) async fn gathered(mut response: Response<Body>) -> Response<Body> {
     if length.is_none_or(|bytes| bytes == 0 || bytes > MAX_GATHERED) {
         return response;
     }
-    let Ok(Some(first)) = timeout(MAX_WAIT, response.body_mut().frame()).await else {
-        return response;
-    };
-    let is_all = response.body().is_end_stream();
-    match first.map(Frame::into_data) {
-        Ok(Ok(bytes)) if is_all => response.map(|_| full(bytes)),
-        Ok(Ok(bytes)) => response.map(|rest| with_first(Ok(Frame::data(bytes)), rest)),
-        Ok(Err(trailers)) => response.map(|rest| with_first(Ok(trailers), rest)),
-        Err(error) => response.map(|rest| with_first(Err(error), rest)),
+    match timeout(MAX_WAIT, response.body_mut().frame()).await {
+        Ok(Some(first)) => response.map(|rest| with_first(first, rest)),
+        Ok(None) | Err(_) => response,
     }
 }
 
@@ -38,6 +32,7 @@ pub(super) async fn gathered(mut response: Response<Body>) -> Response<Body> {
 mod tests {
     use bytes::Bytes;
     use futures_util::{FutureExt as _, stream};
+    use http_body::Frame;
     use http_body_util::StreamBody;
     use tokio::time::sleep;
 

@@ -217,7 +217,7 @@ impl Reflector {
         if one <= free / OBVIOUSLY_ENOUGH {
             return Ok(Some(one));
         }
-        let page = self.page(&page_after(token, SAMPLE)).await?.1;
+        let page = self.get(&page_after(token, SAMPLE)).await?.1;
         let sample = format.read_list(&page)?.objects;
         let by_sample = estimate_all(count, &sample);
         Ok(Some(
