@@ -21,6 +21,15 @@ const HEAD_COPIES: usize = 2;
 /// Bytes that a field takes besides its text. A client names many short ones with a byte each.
 const FIELD_BYTES: usize = 80;
 
+/// Returns the same value in memory of its own. A value that was read over HTTP/1 is a slice of the
+/// connection's buffer, and keeps all of that for as long as it is kept.
+pub fn copy_of(value: &HeaderValue) -> HeaderValue {
+    let mut copy =
+        HeaderValue::from_bytes(value.as_bytes()).expect("these are the bytes of a header value");
+    copy.set_sensitive(value.is_sensitive());
+    copy
+}
+
 /// The name of the history that a watch from memory brings. A watch goes on from an earlier one of the same
 /// name as if that one had never ended.
 ///
@@ -79,6 +88,11 @@ pub fn target_memory(target: &Uri) -> usize {
 /// Returns the memory that the header fields of a request take until it is answered.
 pub fn field_memory(headers: &HeaderMap) -> usize {
     HEAD_COPIES * field_bytes(headers) + FIELD_BYTES * headers.len()
+}
+
+/// Returns the memory that header fields take which are kept.
+pub fn kept_memory(headers: &HeaderMap) -> usize {
+    field_bytes(headers) + FIELD_BYTES * headers.len()
 }
 
 /// Returns the length of a request's path and query.

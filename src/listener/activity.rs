@@ -10,11 +10,11 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::fresh_streams::{FreshStreams, REFUSAL_BYTES, StreamRoom};
+use super::head_memory::{ConnectionHeads, HeadMemory};
 use super::limits::ConnectionLimits;
 use super::metrics::Cut;
 use super::request_lines::{RefusedRequests, RequestFault};
 use super::stream_stall::{self, Unread};
-use super::unfinished_heads::{UnfinishedHead, UnfinishedHeads};
 use crate::atomic_moment::AtomicMoment;
 use crate::budget::MemoryBudget;
 
@@ -45,7 +45,7 @@ pub(super) struct Activity {
     last_end: AtomicMoment,
     /// Start of the request head that is being read.
     head: AtomicMoment,
-    unfinished: UnfinishedHead,
+    heads: ConnectionHeads,
     /// Moment since which the socket takes no writes.
     blocked: AtomicMoment,
     /// `true` while the client's user has more waiting than its share, on HTTP/1.
@@ -90,7 +90,7 @@ pub(super) struct RunningRequest {
 
 impl Activity {
     /// Returns the activity of a connection whose heads and requests count with these.
-    pub(super) fn new(heads: &Arc<UnfinishedHeads>, fresh: &Arc<FreshStreams>) -> Arc<Self> {
+    pub(super) fn new(heads: &Arc<HeadMemory>, fresh: &Arc<FreshStreams>) -> Arc<Self> {
         Arc::new(Activity {
             opened: Instant::now(),
             http1: AtomicBool::new(false),
@@ -100,7 +100,7 @@ impl Activity {
             begun: AtomicMoment::default(),
             last_end: AtomicMoment::default(),
             head: AtomicMoment::default(),
-            unfinished: heads.of_connection(),
+            heads: heads.of_connection(),
             blocked: AtomicMoment::default(),
             beyond_share: AtomicBool::new(false),
             requests: AtomicU64::new(0),
@@ -123,10 +123,7 @@ impl Activity {
     /// Returns the activity of a connection whose heads and requests count with no others.
     pub(super) fn alone() -> Arc<Self> {
         let budget = MemoryBudget::default();
-        Self::new(
-            &UnfinishedHeads::within(&budget),
-            &FreshStreams::within(&budget),
-        )
+        Self::new(&HeadMemory::within(&budget), &FreshStreams::within(&budget))
     }
 
     /// Notes the end of the handshake: the time for the first request begins.
@@ -211,9 +208,16 @@ impl Activity {
         } else if bytes > 0 && !has_begun {
             self.head.set(self.opened, Instant::now());
         }
-        if !self.unfinished.set(bytes) {
+        if !self.heads.set_unfinished(bytes) {
             // There is no room for the request head.
             self.condemn(Cut::Head);
+        }
+    }
+
+    /// Notes the bytes that HPACK's table of the connection keeps.
+    pub(super) fn note_table(&self, bytes: usize) {
+        if !self.heads.set_table(bytes, self.is_known()) {
+            self.condemn(Cut::HeaderTable);
         }
     }
 

@@ -14,6 +14,7 @@ use super::activity::Activity;
 use super::activity_stream::ActivityStream;
 use super::connection::{Peer, Protocols, RequestHandler, TlsPeer};
 use super::fresh_streams::FreshStreams;
+use super::head_memory::HeadMemory;
 use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener, OpenGauge};
 use super::open_connections::OpenConnections;
@@ -22,7 +23,6 @@ use super::per_address::{AddressLimiter, ConnectionSlot};
 use super::proxy_protocol;
 use super::tls::ServerTls;
 use super::trusted_proxies::TrustedProxies;
-use super::unfinished_heads::UnfinishedHeads;
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::drain::DrainWatch;
 use crate::log_throttle::LogThrottle;
@@ -40,7 +40,7 @@ pub(super) struct ConnectionServer<H> {
     balancers: TrustedProxies,
     addresses: AddressLimiter,
     open: OpenConnections,
-    heads: Arc<UnfinishedHeads>,
+    heads: Arc<HeadMemory>,
     streams: Arc<FreshStreams>,
     memory: MemoryBudget,
     drain: DrainWatch,
@@ -77,7 +77,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
             balancers: TrustedProxies::default(),
             addresses: AddressLimiter::new(limits.of_address()),
             open: OpenConnections::new(&limits),
-            heads: UnfinishedHeads::within(&limits.memory),
+            heads: HeadMemory::within(&limits.memory),
             streams: FreshStreams::within(&limits.memory),
             memory: limits.memory.clone(),
             protocols: Protocols::new(limits, listener),

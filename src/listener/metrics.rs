@@ -38,7 +38,8 @@ const CUT: Metric<Counter, 2> = Metric::new(
      was long while many were incomplete), write-stall (the client did not read), idle (it did not end when \
      asked to), resets (most requests were taken back), settings (too many SETTINGS frames), pings (too many \
      PING or PRIORITY frames), unknown-frames (too many frames that HTTP/2 does not \
-     define), full (others needed its place).",
+     define), header-table (the client had HPACK's table keep much of what it sent, while others did so, too), \
+     full (others needed its place).",
 );
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
     "watershed_responses_terminated_total",
@@ -97,6 +98,8 @@ pub(super) enum Cut {
     Pings,
     /// The client sent frames that HTTP/2 does not define again and again.
     UnknownFrames,
+    /// HPACK's table kept too much of what the client had sent, while those of others did, too.
+    HeaderTable,
     /// The listener was full, and the client unknown, and idle or slow.
     Full,
 }
@@ -147,6 +150,7 @@ impl Cut {
             Self::Settings => "settings",
             Self::Pings => "pings",
             Self::UnknownFrames => "unknown-frames",
+            Self::HeaderTable => "header-table",
             Self::Full => "full",
         }
     }

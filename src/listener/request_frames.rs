@@ -10,6 +10,7 @@
 //! is looked at, and all other frames are passed over by their length.
 //!
 //! Sources: RFC 9113, sections 3.4, 4.1 and 6; RFC 7541, sections 5 and 6, and appendices A and B.
+use super::header_table::HeaderTable;
 use super::inspect::Inspect;
 
 /// Bytes of the connection preface.
@@ -31,6 +32,15 @@ const PRIORITY: u8 = 0x20;
 /// Bytes of a priority.
 const PRIORITY_BYTES: u32 = 5;
 
+/// The numbers of the pseudo-header fields whose texts h2 does not copy in the static table:
+/// `:authority`, `:path` and `:scheme`.
+const SLICED_INDEXES: [u8; 5] = [1, 4, 5, 6, 7];
+/// The first number of the dynamic table. What it names is not followed here.
+const FIRST_DYNAMIC: u8 = 62;
+/// The first byte of a pseudo-header field's name.
+const PSEUDO: u8 = b':';
+/// The same in Huffman's code, in the first seven bits.
+const PSEUDO_CODE: u8 = 0x5c;
 /// The numbers of `:path` in the static table.
 const PATH_INDEXES: [u8; 2] = [4, 5];
 /// The name of the field, plain and in Huffman's code.
@@ -109,6 +119,15 @@ struct BlockReader {
     /// The name that is read, as far as it can be `:path`.
     name: Vec<u8>,
     huffman: HuffmanReader,
+    /// `true` if HPACK's table takes the field that is read.
+    is_indexed: bool,
+    /// `true` if the value that is read may be one that h2 does not copy.
+    is_sliced: bool,
+    /// Bytes of the text that is read.
+    text_bytes: u32,
+    /// Bytes of the head so far, without those in the frame that is read.
+    head: usize,
+    table: HeaderTable,
 }
 
 /// The place of the next byte in a header block.
@@ -172,6 +191,7 @@ impl Default for FrameReader {
 
 impl Inspect for FrameReader {
     fn inspect(&mut self, mut bytes: &mut [u8]) {
+        self.block.table.note_read(bytes.len());
         while !bytes.is_empty() {
             let read = self.step(bytes);
             self.count(read);
@@ -184,6 +204,11 @@ impl FrameReader {
     /// Returns the bytes of a header block that is not complete.
     pub(super) fn unfinished(&self) -> usize {
         self.unfinished
+    }
+
+    /// Returns the bytes that HPACK's table keeps of what was read.
+    pub(super) fn kept_by_table(&self) -> usize {
+        self.block.table.kept()
     }
 
     /// Returns the numbers of what was read so far.
@@ -236,6 +261,7 @@ impl FrameReader {
                 padding,
             } => {
                 let read = part(block, bytes);
+                self.block.head = self.unfinished;
                 self.block.read(&mut bytes[..read]);
                 self.go_on(0, block - read as u32, padding);
                 read
@@ -407,6 +433,8 @@ impl BlockReader {
             _ => (0x0f, true),
         };
         let number = byte & mask;
+        self.is_indexed = is_literal && byte >= 0x40;
+        self.is_sliced = SLICED_INDEXES.contains(&number) || number >= FIRST_DYNAMIC;
         self.place = match (is_literal, number) {
             (has_value, number) if number == mask => BlockPlace::Number { has_value },
             (false, _) => BlockPlace::Field,
@@ -419,10 +447,37 @@ impl BlockReader {
     fn begin_text(&mut self, text: Text, is_coded: bool, length: u32) {
         self.name.clear();
         self.huffman = HuffmanReader::default();
+        self.text_bytes = length;
         self.continue_text(text, is_coded, length);
     }
 
+    /// Notes the text that was read.
+    fn end_text(&mut self, text: Text, is_coded: bool) {
+        let bytes = self.text_bytes as usize;
+        if is_coded {
+            self.table.note_coded(bytes);
+        }
+        match text {
+            Text::Name => {
+                self.is_sliced = self.name.first().is_some_and(|first| {
+                    if is_coded {
+                        first >> 1 == PSEUDO_CODE
+                    } else {
+                        *first == PSEUDO
+                    }
+                });
+            }
+            Text::Path | Text::OtherValue if self.is_indexed && self.is_sliced => {
+                self.table.insert(is_coded, bytes, self.head);
+            }
+            Text::Path | Text::OtherValue => {}
+        }
+    }
+
     fn continue_text(&mut self, text: Text, is_coded: bool, left: u32) {
+        if left == 0 {
+            self.end_text(text, is_coded);
+        }
         self.place = match (left, text) {
             (1.., _) => BlockPlace::Text {
                 text,

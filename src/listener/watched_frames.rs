@@ -122,6 +122,7 @@ impl Inspect for WatchedFrames {
         self.frames.inspect(bytes);
         self.limit_rates();
         self.activity.note_head(self.frames.unfinished());
+        self.activity.note_table(self.frames.kept_by_table());
     }
 
     fn poll_allowed(&mut self, context: &mut Context<'_>) -> Poll<usize> {
@@ -161,8 +162,8 @@ mod tests {
 
     use super::super::activity::RunningRequest;
     use super::super::fresh_streams::FreshStreams;
+    use super::super::head_memory::HeadMemory;
     use super::super::inspected::InspectedStream;
-    use super::super::unfinished_heads::UnfinishedHeads;
     use super::*;
     use crate::budget::MemoryBudget;
 
@@ -176,10 +177,7 @@ mod tests {
 
     fn activity(budget: usize) -> Arc<Activity> {
         let budget = MemoryBudget::new(Some(budget));
-        Activity::new(
-            &UnfinishedHeads::within(&budget),
-            &FreshStreams::within(&budget),
-        )
+        Activity::new(&HeadMemory::within(&budget), &FreshStreams::within(&budget))
     }
 
     /// Returns a connection of so many frames.
@@ -254,7 +252,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_first_request_of_a_connection_is_read_while_those_of_others_wait() {
         let budget = MemoryBudget::new(Some(16 * 20_000));
-        let heads = UnfinishedHeads::within(&budget);
+        let heads = HeadMemory::within(&budget);
         let streams = FreshStreams::within(&budget);
         let [others, one] = [(); 2].map(|()| Activity::new(&heads, &streams));
         let _waiting = RunningRequest::new(&others).counted(30_000);

@@ -47,15 +47,15 @@ impl Inspect for WatchedLines {
 mod tests {
     use super::super::activity::RunningRequest;
     use super::super::fresh_streams::FreshStreams;
+    use super::super::head_memory::HeadMemory;
     use super::super::limits::ConnectionLimits;
     use super::super::metrics::Cut;
-    use super::super::unfinished_heads::UnfinishedHeads;
     use super::*;
     use crate::budget::MemoryBudget;
 
     /// Returns two connections that share little memory for heads.
     fn pair() -> [(Arc<Activity>, WatchedLines); 2] {
-        let heads = UnfinishedHeads::within(&MemoryBudget::new(Some(1 << 20)));
+        let heads = HeadMemory::within(&MemoryBudget::new(Some(1 << 20)));
         let streams = FreshStreams::within(&MemoryBudget::default());
         [(); 2].map(|()| {
             let activity = Activity::new(&heads, &streams);

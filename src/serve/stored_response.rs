@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::body::{self, Body, BoxError, InMemory};
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
+use crate::headers;
 use crate::upstream::AnswerError;
 
 /// The part of the memory budget that one kind of stored responses may have.
@@ -148,10 +149,14 @@ impl StoredResponse {
             }
             chunks.push(chunk);
         }
-        // Copied even if it is one chunk, which may be a slice of a larger buffer.
+        // The body is copied even if it is one chunk, and so are the headers: what was read may be a
+        // slice of a larger buffer.
         let body = chunks.concat().into();
         for name in OF_ONE_RESPONSE {
             parts.headers.remove(*name);
+        }
+        for value in parts.headers.values_mut() {
+            *value = headers::copy_of(value);
         }
         Ok(Self {
             status: parts.status,

@@ -350,6 +350,72 @@ async fn many_requests_of_strangers_at_once_take_little_memory() {
     scene.end().await;
 }
 
+/// Returns requests in each of which a small entry of HPACK's table is in a frame of 15 KiB.
+fn sliced_entries(requests: u32) -> Vec<u8> {
+    let request = |n: u32| {
+        let mut head = block(&get(LIST, "Bearer unknown"));
+        // Without indexing, a field that is large; with indexing, a small `:path`.
+        head.extend([0x00]);
+        for text in ["x-filler", &"a".repeat(15_000)] {
+            length(&mut head, text.len());
+            head.extend(text.as_bytes());
+        }
+        head.extend([0x44, 0x02, b'/', b'a' + (n % 26) as u8]);
+        frame(HEADERS, END_STREAM | END_HEADERS, n * 2 + 1, &head)
+    };
+    (0..requests).map(request).collect::<Vec<_>>().concat()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_that_keep_whole_frames_are_cut_off_before_they_take_much_memory() {
+    const CONNECTIONS: usize = 60;
+    // The tables of strangers may keep 1 MiB together.
+    let scene = Scene::start(small(), &["--memory-limit", "64Mi"]).await;
+    let growth = Growth::watch(scene.program.pid());
+    let entries = sliced_entries(100);
+    let mut open = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut frames = Frames::open(scene.proxied(), 65_535).await;
+        frames.send(&entries).await;
+        open.push(frames);
+    }
+    eventually("the end of most of them", async || {
+        let cut = scene.cut("header-table").await;
+        (cut >= CONNECTIONS as f64 / 2.0)
+            .then_some(())
+            .ok_or(format!("{cut} were cut"))
+    })
+    .await;
+    growth.stays_below(32 * MIB);
+    drop(open);
+    scene.end().await;
+}
+
+/// A value that differs from request to request, in heads of 50 KB, has documents of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documents_for_made_up_headers_keep_none_of_the_heads() {
+    let scene = Scene::start(small(), &["--memory-limit", "64Mi"]).await;
+    let connection = scene.proxied().connect(Protocol::Http1).await.unwrap();
+    let filler = "a".repeat(50_000);
+    let growth = Growth::watch(scene.program.pid());
+    for n in 0..2_000 {
+        let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+        let request = Request::get("/apis")
+            .header("accept", format!("{accept},x/{n}"))
+            .header("x-filler", &filler)
+            .body(nothing())
+            .unwrap();
+        let answer = within("a document", connection.read(request)).await;
+        assert_eq!(answer.unwrap().status, StatusCode::OK);
+    }
+    growth.stays_below(16 * MIB);
+    let counted = scene
+        .metric(r#"watershed_memory_bytes{class="documents"}"#)
+        .await;
+    assert!(counted > 1e6, "{counted} bytes of documents");
+    scene.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_again_and_again_end_the_connection() {
     let scene = Scene::start(small(), &[]).await;

@@ -216,3 +216,50 @@ fn a_head_is_unfinished_until_its_last_frame_is_complete() {
     assert_eq!(read(&frame(0, 0, &block)), 0, "data");
     assert_eq!(read(&frame(HEADERS, END_HEADERS, &[])), 0);
 }
+
+/// Returns what the table keeps after as many requests with such fields as it has entries at least, and a
+/// field of 10,000 bytes that it does not take.
+fn kept_of(fields: &[u8], filler_is_coded: bool) -> usize {
+    let mut reader = FrameReader::default();
+    reader.inspect(&mut [0; PREFACE as usize]);
+    let filler = [&[0x0f, 0x00][..], &text(filler_is_coded, &[b'a'; 10_000])].concat();
+    let request = frame(HEADERS, END_HEADERS, &[&filler, fields].concat());
+    for _ in 0..110 {
+        reader.inspect(&mut request.clone());
+    }
+    reader.kept_by_table()
+}
+
+#[test]
+fn entries_whose_texts_are_slices_keep_what_was_read_around_them() {
+    let all = 110 * 10_000;
+    let literal = |name: &[u8], value: &[u8]| [&[0x40][..], name, value].concat();
+    let plain = text(false, b"x");
+    let huffman = text(true, &coded("x"));
+    let authority = [0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
+    for (fields, kept) in [
+        (&[&[0x41][..], &plain].concat(), all..all + 10_000),
+        (&[&[0x47][..], &plain].concat(), all..all + 10_000),
+        // A number of the dynamic table, of one byte and of two.
+        (&[&[0x7e][..], &plain].concat(), all..all + 10_000),
+        (&[&[0x7f, 0x00][..], &plain].concat(), all..all + 10_000),
+        (
+            &literal(&text(false, b":authority"), &plain),
+            all..all + 10_000,
+        ),
+        (&literal(&text(true, &authority), &plain), all..all + 10_000),
+        // Decoded texts lie elsewhere, where nothing else was decoded.
+        (&[&[0x44][..], &huffman].concat(), 0..1),
+        // These are copied, or the table does not take them.
+        (&[&[0x42][..], &plain].concat(), 0..1),
+        (&literal(&text(false, b"x-name"), &plain), 0..1),
+        (&[&[0x01][..], &plain].concat(), 0..1),
+        (&[&[0x11][..], &plain].concat(), 0..1),
+        (&vec![0x82], 0..1),
+    ] {
+        let found = kept_of(fields, false);
+        assert!(kept.contains(&found), "{fields:02x?}: {found}");
+    }
+    let decoded = kept_of(&[&[0x44][..], &huffman].concat(), true);
+    assert!((2 * all..2 * all + 10_000).contains(&decoded), "{decoded}");
+}

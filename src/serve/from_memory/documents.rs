@@ -14,7 +14,8 @@ use moka::sync::Cache;
 use tokio::time::timeout;
 
 use crate::body::{Body, empty};
-use crate::budget::{MemoryBudget, MemoryClass};
+use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
+use crate::headers;
 use crate::serve::metrics;
 use crate::serve::plan::document_request::{DocumentRequest, is_simple_tag};
 use crate::serve::plan::request_key::RequestKey;
@@ -50,6 +51,8 @@ const PACE: FlightPace = FlightPace {
     crowd: None,
     ends_unwanted: false,
 };
+/// Bytes that a kept document takes besides its key, its headers and its body.
+const ENTRY_BYTES: usize = 1 << 10;
 /// Upper bound of the requests whose pace is remembered, in bytes of their keys.
 const MAX_FLIGHT_BYTES: u64 = 4 << 20;
 /// The pace of a document is remembered for this long. Then a burst is allowed again anyway.
@@ -75,17 +78,26 @@ pub(in crate::serve) struct DocumentCache {
 /// Upstream's documents, and those of them that it can be asked about by ETag.
 struct DocumentSource {
     client: UpstreamClient,
-    tagged: Cache<RequestKey, Arc<StoredResponse>>,
+    tagged: Cache<RequestKey, KeptDocument>,
     /// Answers for `/version`, with the servers that gave them.
-    releases: Cache<RequestKey, (Arc<StoredResponse>, ServedBy)>,
+    releases: Cache<RequestKey, (KeptDocument, ServedBy)>,
     budget: ResponseBudget,
+    memory: MemoryBudget,
+}
+
+/// A document that is kept. Its body counts by itself, once for all that share it.
+#[derive(Clone)]
+struct KeptDocument {
+    response: Arc<StoredResponse>,
+    /// Counts the key and the headers.
+    entry: Arc<MemoryCharge>,
 }
 
 impl DocumentCache {
     pub(in crate::serve) fn new(client: UpstreamClient, memory: &MemoryBudget) -> Self {
-        let weigh = |key: &RequestKey, document: &Arc<StoredResponse>| {
-            let bytes = key.bytes() + document.headers.len() * 64 + document.body.len();
-            u32::try_from(bytes + 1024).unwrap_or(u32::MAX)
+        let weigh = |_: &RequestKey, document: &KeptDocument| {
+            let bytes = document.entry.bytes() + document.response.body.len();
+            u32::try_from(bytes).unwrap_or(u32::MAX)
         };
         let tagged = Cache::builder()
             .weigher(weigh)
@@ -110,6 +122,7 @@ impl DocumentCache {
                 tagged,
                 releases,
                 budget: ResponseBudget::new(BUDGET, memory, MemoryClass::Documents),
+                memory: memory.clone(),
             }),
             flights,
         }
@@ -145,12 +158,12 @@ impl DocumentSource {
     /// Returns the answer for `/version` of a server to which the connection is still open.
     fn known_release(&self, key: &RequestKey) -> Option<Arc<StoredResponse>> {
         let (document, server) = is_release(key).then(|| self.releases.get(key))??;
-        server.is_connected().then_some(document)
+        server.is_connected().then_some(document.response)
     }
 
     /// Asks upstream for a document. The answer is what upstream had after this was called.
     async fn ask(&self, key: &RequestKey) -> Result<Arc<StoredResponse>, AnswerError> {
-        let known = self.tagged.get(key);
+        let known = self.tagged.get(key).map(|kept| kept.response);
         let answer = in_time(TIMEOUT, self.fetch(key, known.clone())).await;
         let result = match (&answer, &known) {
             (Ok(now), Some(known)) if Arc::ptr_eq(now, known) => "unchanged",
@@ -182,10 +195,10 @@ impl DocumentSource {
                 // It is of use only as the answer to a later 304, so it does not matter if a slow
                 // question puts an older one here: the next question gets the newer one.
                 if strong_tag(&document).is_some() {
-                    self.tagged.insert(key.clone(), Arc::clone(&document));
+                    self.tagged.insert(key.clone(), self.kept(key, &document));
                 } else if let Some(server) = released_by {
-                    let kept = (Arc::clone(&document), server);
-                    self.releases.insert(key.clone(), kept);
+                    let kept = self.kept(key, &document);
+                    self.releases.insert(key.clone(), (kept, server));
                 }
                 Ok(document)
             }
@@ -194,15 +207,24 @@ impl DocumentSource {
         }
     }
 
+    /// Counts what an entry takes besides its body.
+    fn kept(&self, key: &RequestKey, document: &Arc<StoredResponse>) -> KeptDocument {
+        let bytes = ENTRY_BYTES + key.bytes() + headers::kept_memory(&document.headers);
+        KeptDocument {
+            response: Arc::clone(document),
+            entry: Arc::new(self.memory.charge(MemoryClass::Documents, bytes)),
+        }
+    }
+
     /// Takes the body of a kept document of the same path, if it is the same. Most headers by which
     /// clients ask for a document lead to one of a few bodies, and a client may make up any number of
     /// such headers.
     fn share_body(&self, key: &RequestKey, document: &mut StoredResponse) {
         let kept = self.tagged.iter().find(|(other, kept)| {
-            other.path_and_query == key.path_and_query && kept.body == document.body
+            other.path_and_query == key.path_and_query && kept.response.body == document.body
         });
         if let Some((_, kept)) = kept {
-            document.body = kept.body.clone();
+            document.body = kept.response.body.clone();
         }
     }
 }

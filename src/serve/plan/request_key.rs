@@ -2,6 +2,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
 
 use crate::body::{self, Body};
+use crate::headers;
 use crate::upstream::AnswerError;
 
 /// Request headers that the response depends on.
@@ -28,10 +29,14 @@ impl RequestKey {
     }
 
     /// Creates the key of a read of this path and query, which is not indented.
+    ///
+    /// The values are copied, because keys are kept: over HTTP/1, a value is a slice of what was read
+    /// from the connection, and would keep all of it.
     pub(in crate::serve) fn of_target(path_and_query: String, headers: &HeaderMap) -> Self {
         Self {
             path_and_query,
-            negotiated: NEGOTIATED.map(|name| headers.get_all(name).iter().cloned().collect()),
+            negotiated: NEGOTIATED
+                .map(|name| headers.get_all(name).iter().map(headers::copy_of).collect()),
             indented: false,
         }
     }
@@ -62,7 +67,21 @@ impl RequestKey {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
+
+    #[test]
+    fn a_key_keeps_nothing_of_the_connection() {
+        let read = Bytes::from(vec![b'a'; 64 << 10]);
+        let value = HeaderValue::from_maybe_shared(read.slice(..10)).unwrap();
+        let headers = HeaderMap::from_iter([(header::ACCEPT, value)]);
+        let key = RequestKey::of_target("/apis".to_owned(), &headers);
+        drop(headers);
+        assert!(read.is_unique(), "{key:?}");
+        let asked = key.request(HeaderMap::new()).unwrap();
+        assert_eq!(asked.headers()[header::ACCEPT], "aaaaaaaaaa");
+    }
 
     #[test]
     fn clients_that_get_indented_json_share_nothing_with_others() {

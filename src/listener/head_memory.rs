@@ -1,0 +1,142 @@
+//! The memory of request heads: of those that clients have begun and not completed, and of those that
+//! the tables of HPACK keep.
+//!
+//! A head usually comes at once, and usual clients put into the tables what keeps nothing else. So both
+//! take next to nothing, unless many clients hold back the ends of heads, or have tables keep all of
+//! them. Then such connections are closed.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::budget::MemoryBudget;
+
+/// Divisor: each of the two may take a 32nd of the memory budget. What was read of heads that are not
+/// complete is in memory about twice.
+const BUDGET_DIVISOR: usize = 32;
+/// Bytes that each may take without a budget, and at most.
+const MAX_BYTES: usize = 32 << 20;
+/// Bytes of each head that do not count: nearly all heads are shorter.
+const UNCOUNTED: usize = 4 << 10;
+/// Bytes of each table that do not count: they are a part of what counts for each connection.
+const UNCOUNTED_OF_TABLE: usize = 8 << 10;
+
+/// The bytes of the heads of all connections of a listener.
+#[derive(Debug)]
+pub(super) struct HeadMemory {
+    /// Bytes of heads that are not complete.
+    unfinished: AtomicUsize,
+    /// Bytes that tables keep.
+    tables: AtomicUsize,
+    /// Bytes that each of them may have.
+    limit: usize,
+}
+
+/// The bytes of the heads of one connection.
+#[derive(Debug)]
+pub(super) struct ConnectionHeads {
+    all: Arc<HeadMemory>,
+    unfinished: AtomicUsize,
+    table: AtomicUsize,
+}
+
+impl HeadMemory {
+    /// Returns a count whose limit follows from this budget.
+    pub(super) fn within(budget: &MemoryBudget) -> Arc<Self> {
+        let share = budget
+            .limit()
+            .map_or(MAX_BYTES, |limit| limit / BUDGET_DIVISOR);
+        Arc::new(Self {
+            unfinished: AtomicUsize::new(0),
+            tables: AtomicUsize::new(0),
+            limit: share.min(MAX_BYTES),
+        })
+    }
+
+    /// Counts the heads of one more connection.
+    pub(super) fn of_connection(self: &Arc<Self>) -> ConnectionHeads {
+        ConnectionHeads {
+            all: Arc::clone(self),
+            unfinished: AtomicUsize::new(0),
+            table: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl ConnectionHeads {
+    /// Notes the bytes so far of the head that is being read; zero once it is complete. Returns `false`
+    /// if this one is long, and all of them take too much together.
+    pub(super) fn set_unfinished(&self, bytes: usize) -> bool {
+        let counted = bytes.saturating_sub(UNCOUNTED);
+        let all = change(&self.unfinished, &self.all.unfinished, counted);
+        all.is_none_or(|all| all <= self.all.limit)
+    }
+
+    /// Notes the bytes that the connection's table keeps. Returns `false` if these are many, and all of
+    /// them take too much together. Those of unknown clients may be half of all.
+    pub(super) fn set_table(&self, bytes: usize, is_known: bool) -> bool {
+        let counted = bytes.saturating_sub(UNCOUNTED_OF_TABLE);
+        let limit = if is_known {
+            self.all.limit
+        } else {
+            self.all.limit / 2
+        };
+        let all = change(&self.table, &self.all.tables, counted);
+        all.is_none_or(|all| all <= limit)
+    }
+}
+
+/// Counts a connection with other bytes than before. Returns the bytes of all if it has more now.
+fn change(own: &AtomicUsize, all: &AtomicUsize, bytes: usize) -> Option<usize> {
+    if bytes == own.load(Ordering::Acquire) {
+        return None;
+    }
+    let before = own.swap(bytes, Ordering::AcqRel);
+    if bytes < before {
+        all.fetch_sub(before - bytes, Ordering::AcqRel);
+        return None;
+    }
+    let more = bytes - before;
+    Some(all.fetch_add(more, Ordering::AcqRel) + more)
+}
+
+impl Drop for ConnectionHeads {
+    fn drop(&mut self) {
+        self.set_unfinished(0);
+        self.set_table(0, true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_heads_share_a_part_of_the_memory_until_they_are_complete() {
+        let all = HeadMemory::within(&MemoryBudget::new(Some(32 * 100_000)));
+        let [one, two] = [(); 2].map(|()| all.of_connection());
+        assert!(one.set_unfinished(60_000) && one.set_unfinished(UNCOUNTED + 80_000));
+        assert!(two.set_unfinished(UNCOUNTED) && two.set_unfinished(UNCOUNTED + 20_000));
+        assert!(!two.set_unfinished(UNCOUNTED + 20_001));
+        assert!(one.set_unfinished(0) && two.set_unfinished(UNCOUNTED + 100_000));
+        drop(two);
+        assert!(one.set_unfinished(UNCOUNTED + 100_000));
+        assert_eq!(
+            HeadMemory::within(&MemoryBudget::default()).limit,
+            MAX_BYTES
+        );
+    }
+
+    #[test]
+    fn tables_share_a_part_of_the_memory_of_which_strangers_have_half() {
+        let all = HeadMemory::within(&MemoryBudget::new(Some(32 * 100_000)));
+        let [one, two] = [(); 2].map(|()| all.of_connection());
+        assert!(one.set_table(UNCOUNTED_OF_TABLE + 50_000, false));
+        assert!(two.set_table(UNCOUNTED_OF_TABLE, false));
+        assert!(!two.set_table(UNCOUNTED_OF_TABLE + 1, false));
+        assert!(two.set_table(UNCOUNTED_OF_TABLE + 50_000, true));
+        assert!(!two.set_table(UNCOUNTED_OF_TABLE + 50_001, true));
+        assert!(one.set_unfinished(UNCOUNTED + 100_000), "these count apart");
+        drop(two);
+        assert!(one.set_table(UNCOUNTED_OF_TABLE + 50_000, false));
+        assert!(one.set_table(UNCOUNTED_OF_TABLE + 100_000, true));
+    }
+}
