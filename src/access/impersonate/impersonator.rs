@@ -92,7 +92,7 @@ impl Impersonator {
         let access = access.as_ref();
         let _waiting = self.begin(caller, head, access)?;
         let rules = self.rules.rules().await;
-        let rules = rules.map_err(|error| Rejection::ReviewFailed(Arc::new(error)))?;
+        let rules = rules.map_err(Rejection::ReviewFailed)?;
         if wanted.user.is_empty() {
             return Err(Status::bad_request(refusal_without_user(wanted, rules)).into());
         }
