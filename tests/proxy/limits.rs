@@ -15,6 +15,7 @@ use crate::support::program::Program;
 use crate::support::{Fixture, becomes, eventually, plain_get, small, unless_stalled};
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
+const SECRETS: &str = "/api/v1/secrets";
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 #[tokio::test]
@@ -128,13 +129,19 @@ async fn limits_do_not_wait_for_each_review_of_a_token_while_reviews_hang() {
     upstream.take_recorded();
     for number in 0..5 {
         // It is forwarded.
-        let path = format!("/api/v1/secrets?limit={number}");
+        let path = format!("{SECRETS}?limit={number}");
         let answer = program.proxied.get(Protocol::Http2, &path).await;
         assert_eq!(answer.status, StatusCode::OK);
     }
     let recorded = upstream.take_recorded();
     let reviews = recorded.iter().filter(|head| head.target == TOKEN_REVIEWS);
     assert!(reviews.count() <= 2, "one review, asked twice at most");
+    let given_up = r#"watershed_access_reviews_total{kind="tokenreview",result="unavailable"}"#;
+    assert_eq!(
+        program.metric(given_up).await,
+        0.0,
+        "no request waited for its end"
+    );
     upstream.faults().set(|active| active.hold = None);
     program.terminate().await;
     assert!(program.ended().await.success());

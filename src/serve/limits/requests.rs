@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use http::Response;
 use moka::sync::Cache;
+use tokio::time::timeout;
 
 use super::exceeded::LimitExceeded;
 use super::limit::Limit;
@@ -15,10 +16,13 @@ use crate::serve::exchange::Exchange;
 use crate::serve::policy::UserLimits;
 use watershed_protocol::Verb;
 
+/// Longest wait for a review by which a request would count for its user. It may have to wait for another
+/// one, until it is known if it may be answered.
+const REVIEW_PATIENCE: Duration = Duration::from_millis(500);
 /// Pause after a review failed by which a request would have counted for its user. Meanwhile requests
 /// with the token do not wait for one.
 const REVIEW_PAUSE: Duration = Duration::from_secs(10);
-/// Limit of the tokens whose reviews failed.
+/// Limit of these tokens.
 const MAX_UNDECIDED: u64 = 10_000;
 
 /// Counts the requests of each caller.
@@ -27,7 +31,7 @@ pub(in crate::serve) struct Limiter {
     running: Option<Limit>,
     /// Requests that start; `None` without a limit of these.
     rate: Option<RequestRate>,
-    /// Tokens whose reviews failed a moment ago.
+    /// Tokens whose reviews failed or took long a moment ago.
     undecided: Cache<Credential, ()>,
 }
 
@@ -110,8 +114,8 @@ impl Limiter {
     }
 
     /// Returns whom a request counts for: the user whose token was reviewed within the last hour, or
-    /// is now. Otherwise, and without credentials, it is the address. After a review that failed,
-    /// requests with the token do not wait for another one for a while.
+    /// is now. Otherwise, and without credentials, it is the address. After a review that failed or took
+    /// long, requests with the token do not wait for another one for a while.
     async fn payer(&self, exchange: &Exchange<'_>, user: Option<Arc<Identity>>) -> CallerKey {
         if let Some(remembered) = user {
             // Not recorded: upstream may refuse the token by now.
@@ -120,13 +124,13 @@ impl Limiter {
         let credential = exchange.credential.as_ref();
         let is_undecided = credential.is_some_and(|token| self.undecided.contains_key(token));
         if !is_undecided {
-            match token_user(exchange).await {
-                Ok(Some(identity)) => {
+            match timeout(REVIEW_PATIENCE, token_user(exchange)).await {
+                Ok(Ok(Some(identity))) => {
                     exchange.record_identified(&identity);
                     return identity.caller_key(exchange.address());
                 }
-                Ok(None) => {}
-                Err(_) => {
+                Ok(Ok(None)) => {}
+                Ok(Err(_)) | Err(_) => {
                     if let Some(token) = credential {
                         self.undecided.insert(*token, ());
                     }
