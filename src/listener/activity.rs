@@ -214,7 +214,7 @@ impl Activity {
         }
     }
 
-    /// Notes the bytes that HPACK's table of the connection keeps.
+    /// Notes the bytes that HPACK's decoder keeps for the connection.
     pub(super) fn note_table(&self, bytes: usize) {
         if !self.heads.set_table(bytes, self.is_known()) {
             self.condemn(Cut::HeaderTable);

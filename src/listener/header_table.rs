@@ -1,42 +1,131 @@
-//! The memory that HPACK's table of a connection keeps.
+//! The memory that HPACK's decoder keeps for a connection.
 //!
 //! h2 copies the names and values of usual fields. The text of a pseudo-header field, such as
 //! `:authority`, is a slice of the buffer that it was read into, or that it was decoded into if it was in
-//! Huffman's code. An entry of a few bytes keeps all of that buffer. So a client that sends large fields
-//! between such entries would have the table keep a megabyte and more.
+//! Huffman's code. In the table, an entry of a few bytes keeps all of that buffer. So a client that sends
+//! large fields between such entries would have the table keep a megabyte and more.
 //!
-//! The bytes counted here are an estimate that follows from what was sent: an entry keeps what came since
-//! the entry before it, up to the size of a buffer.
+//! The entries and their sizes are those of h2's table. What an entry keeps besides its text is an
+//! estimate: it is what came since the one before it, up to the size of a buffer.
 //!
-//! Sources: RFC 7541, sections 3.2 and 4; h2, `hpack/decoder.rs` and `codec/framed_read.rs`.
+//! Sources: RFC 7541, sections 2.3, 4 and 6, and appendix A; h2, `hpack/decoder.rs`,
+//! `hpack/huffman/decode.rs` and `codec/framed_read.rs`.
 use std::collections::VecDeque;
 
-/// The most entries that a table has: 4,096 bytes, of which the shortest name, `:path`, takes 37.
-const MAX_ENTRIES: usize = 4096 / 37;
-/// The largest buffer that frames are read into, without those of a head of several frames: a frame is at
-/// most as long, and the next one may have begun.
-const READ_BUFFER: usize = 32 << 10;
+/// The largest size of the table, as RFC 7541 counts it.
+const MAX_SIZE: usize = 4096;
+/// What an entry adds to that, besides its texts.
+const ENTRY_SIZE: usize = 32;
+/// The lengths of the names in the static table.
+const STATIC_NAMES: [usize; 61] = [
+    10, 7, 7, 5, 5, 7, 7, 7, 7, 7, 7, 7, 7, 7, 14, 15, 15, 13, 6, 27, 3, 5, 13, 13, 19, 16, 16, 14,
+    16, 13, 12, 6, 4, 4, 6, 7, 4, 4, 8, 17, 13, 8, 19, 13, 4, 8, 12, 18, 19, 5, 7, 7, 11, 6, 10,
+    25, 17, 10, 4, 3, 16,
+];
+/// The largest buffer that frames are read into, without those of a head of several frames. h2 doubles
+/// it until it has room for the largest frame, of 16 KiB, at any place.
+const READ_BUFFER: usize = 64 << 10;
+/// The buffer that texts are decoded into, which h2 doubles until it has room for the longest one.
+const DECODE_BUFFER: usize = 4 << 10;
 /// The bytes of the buffer for a byte of text in Huffman's code. The shortest codes have five bits, and a
 /// text that does not fit leaves a part of the buffer before it empty.
 const DECODED: usize = 2;
 
-/// Estimates what the table of a connection keeps.
-#[derive(Debug, Default)]
+/// Follows the table of a connection, and estimates what is kept for it.
+#[derive(Debug)]
 pub(super) struct HeaderTable {
-    /// The bytes that each of the last entries keeps, besides its own text.
-    entries: VecDeque<u32>,
-    /// The sum of them.
+    /// The last one is the first.
+    entries: VecDeque<TableEntry>,
+    /// The sum of their sizes, and the largest that the client allows.
+    size: usize,
+    max_size: usize,
+    /// The sum of what they keep.
     kept: usize,
-    /// Bytes that were read since the last entry of plain text.
+    /// Bytes that were read since the last sliced entry of plain text.
     read: usize,
-    /// Bytes of texts in Huffman's code since the last entry of such text.
+    /// Bytes of texts in Huffman's code since the last sliced entry of such text.
     coded: usize,
+    /// Bytes of the longest text in Huffman's code. The buffer for it stays.
+    longest_coded: usize,
+}
+
+/// The name of a field.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FieldName {
+    pub(super) bytes: usize,
+    pub(super) kind: NameKind,
+}
+
+/// What a field is for, as far as it matters here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum NameKind {
+    /// A field whose value is copied: a usual one, or another pseudo-header field.
+    #[default]
+    Copied,
+    /// A pseudo-header field whose value is a slice of what was read.
+    Sliced,
+    /// `:path`, which is also such a field.
+    Path,
+}
+
+/// The value of a field.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FieldValue {
+    /// `true` if it was sent in Huffman's code.
+    pub(super) is_coded: bool,
+    /// Bytes as they were sent.
+    pub(super) sent: usize,
+    /// Bytes of the text.
+    pub(super) bytes: usize,
+}
+
+#[derive(Debug)]
+struct TableEntry {
+    name: FieldName,
+    size: usize,
+    /// Bytes that it keeps besides its text.
+    kept: usize,
+}
+
+impl Default for HeaderTable {
+    fn default() -> Self {
+        Self {
+            entries: VecDeque::new(),
+            size: 0,
+            max_size: MAX_SIZE,
+            kept: 0,
+            read: 0,
+            coded: 0,
+            longest_coded: 0,
+        }
+    }
 }
 
 impl HeaderTable {
-    /// Returns the bytes that the table keeps.
+    /// Returns the bytes that are kept.
     pub(super) fn kept(&self) -> usize {
-        self.kept
+        self.kept + DECODED * self.longest_coded
+    }
+
+    #[cfg(test)]
+    pub(super) fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the name with a number. h2 ends the connection if there is none.
+    pub(super) fn name(&self, number: usize) -> FieldName {
+        if let Some(dynamic) = number.checked_sub(STATIC_NAMES.len() + 1) {
+            let entry = self.entries.get(dynamic);
+            return entry.map_or_else(FieldName::default, |entry| entry.name);
+        }
+        let bytes = number.checked_sub(1).map_or(0, |at| STATIC_NAMES[at]);
+        let kind = match number {
+            // `:authority` and `:scheme`.
+            1 | 6 | 7 => NameKind::Sliced,
+            4 | 5 => NameKind::Path,
+            _ => NameKind::Copied,
+        };
+        FieldName { bytes, kind }
     }
 
     /// Notes that so many bytes were read.
@@ -44,26 +133,47 @@ impl HeaderTable {
         self.read = self.read.saturating_add(bytes);
     }
 
-    /// Notes a text of so many bytes in Huffman's code.
+    /// Notes that a text of so many bytes in Huffman's code begins.
     pub(super) fn note_coded(&mut self, bytes: usize) {
         self.coded = self.coded.saturating_add(bytes);
+        self.longest_coded = self.longest_coded.max(bytes);
     }
 
-    /// Notes that the text of so many bytes becomes an entry that is a slice. `head` is what was read of
-    /// the head that it is in.
-    pub(super) fn insert(&mut self, is_coded: bool, bytes: usize, head: usize) {
-        let others = if is_coded {
-            DECODED * std::mem::take(&mut self.coded).saturating_sub(bytes)
+    /// Notes the size that the client allows.
+    pub(super) fn set_max_size(&mut self, size: usize) {
+        // h2 ends the connection if it is more than the largest.
+        self.max_size = size.min(MAX_SIZE);
+        self.make_room(0);
+    }
+
+    /// Adds an entry. `head` is the number of bytes that were read of the head that it is in.
+    pub(super) fn insert(&mut self, name: FieldName, value: FieldValue, head: usize) {
+        let size = ENTRY_SIZE + name.bytes + value.bytes;
+        self.make_room(size);
+        if size > self.max_size {
+            return;
+        }
+        let kept = if name.kind == NameKind::Copied {
+            0
+        } else if value.is_coded {
+            let others = std::mem::take(&mut self.coded).saturating_sub(value.sent);
+            (DECODED * others).min(DECODE_BUFFER + 2 * DECODED * self.longest_coded)
         } else {
-            let others = std::mem::take(&mut self.read).saturating_sub(bytes);
+            let others = std::mem::take(&mut self.read).saturating_sub(value.sent);
             others.min(READ_BUFFER + head)
         };
-        let others = u32::try_from(others).unwrap_or(u32::MAX);
-        self.entries.push_back(others);
-        self.kept += others as usize;
-        if self.entries.len() > MAX_ENTRIES {
-            let oldest = self.entries.pop_front();
-            self.kept -= oldest.unwrap_or_default() as usize;
+        self.size += size;
+        self.kept += kept;
+        self.entries.push_front(TableEntry { name, size, kept });
+    }
+
+    /// Removes old entries until there is room for one of this size, or none is left.
+    fn make_room(&mut self, size: usize) {
+        while self.size + size > self.max_size
+            && let Some(oldest) = self.entries.pop_back()
+        {
+            self.size -= oldest.size;
+            self.kept -= oldest.kept;
         }
     }
 }
@@ -72,43 +182,79 @@ impl HeaderTable {
 mod tests {
     use super::*;
 
+    const AUTHORITY: usize = 1;
+
+    fn plain(bytes: usize) -> FieldValue {
+        FieldValue {
+            is_coded: false,
+            sent: bytes,
+            bytes,
+        }
+    }
+
+    fn coded(sent: usize, bytes: usize) -> FieldValue {
+        FieldValue {
+            is_coded: true,
+            sent,
+            bytes,
+        }
+    }
+
     #[test]
     fn an_entry_keeps_what_was_read_before_it() {
         let mut table = HeaderTable::default();
+        let name = table.name(AUTHORITY);
         table.note_read(20_000);
-        table.insert(false, 100, 0);
+        table.insert(name, plain(100), 0);
         assert_eq!(table.kept(), 19_900);
-        table.insert(false, 100, 0);
+        table.insert(name, plain(100), 0);
         assert_eq!(table.kept(), 19_900, "both are in one buffer");
         table.note_read(10 << 20);
-        table.insert(false, 100, 5);
+        table.insert(name, plain(100), 5);
         assert_eq!(table.kept(), 19_900 + READ_BUFFER + 5);
     }
 
     #[test]
     fn an_entry_in_huffmans_code_keeps_what_was_decoded_before_it() {
         let mut table = HeaderTable::default();
+        let name = table.name(AUTHORITY);
         table.note_read(20_000);
         table.note_coded(100);
-        table.insert(true, 100, 0);
-        assert_eq!(table.kept(), 0, "only its own text was decoded");
+        table.insert(name, coded(100, 150), 0);
+        assert_eq!(table.kept(), 200, "the buffer that stays");
         table.note_coded(5_000);
         table.note_coded(100);
-        table.insert(true, 100, 0);
-        assert_eq!(table.kept(), 10_000);
+        table.insert(name, coded(100, 150), 0);
+        assert_eq!(table.kept(), 10_000 + 10_000);
+        for _ in 0..1_000 {
+            table.note_coded(5_000);
+        }
+        table.insert(name, coded(100, 150), 0);
+        let buffer = DECODE_BUFFER + 20_000;
+        assert_eq!(table.kept(), 10_000 + 10_000 + buffer);
     }
 
     #[test]
-    fn old_entries_leave_the_table() {
+    fn entries_leave_the_table_as_others_need_their_room() {
         let mut table = HeaderTable::default();
+        let (sliced, copied) = (table.name(AUTHORITY), table.name(16));
+        let size = ENTRY_SIZE + 10 + 100;
         for _ in 0..1_000 {
-            table.note_read(1_000);
-            table.insert(false, 0, 0);
+            table.note_read(1_100);
+            table.insert(sliced, plain(100), 0);
         }
-        assert_eq!(table.kept(), MAX_ENTRIES * 1_000);
-        for _ in 0..MAX_ENTRIES {
-            table.insert(true, 0, 0);
-        }
-        assert_eq!(table.kept(), 0);
+        let entries = MAX_SIZE / size;
+        assert_eq!(table.kept(), entries * 1_000);
+        table.insert(copied, plain(size - ENTRY_SIZE - 15), 0);
+        assert_eq!(table.kept(), (entries - 1) * 1_000);
+        let (newest, before) = (table.name(62), table.name(63));
+        assert_eq!((newest.kind, newest.bytes), (NameKind::Copied, 15));
+        assert_eq!((before.kind, before.bytes), (NameKind::Sliced, 10));
+        table.set_max_size(3 * size);
+        assert_eq!(table.kept(), 2_000);
+        table.set_max_size(MAX_SIZE);
+        table.insert(copied, plain(MAX_SIZE), 0);
+        assert_eq!(table.kept(), 0, "an entry without room leaves none");
+        assert!(table.entries.is_empty());
     }
 }

@@ -6,11 +6,15 @@
 //! the other, and nothing else changes.
 //!
 //! A mistake about where a path begins would let a request pass, or spoil a part of the connection
-//! that holds a `#`. Only a field that names itself `:path`, or has its number in the static table,
-//! is looked at, and all other frames are passed over by their length.
+//! that holds a `#`. So a reader follows the table of HPACK, by which a field may name itself `:path`, and
+//! all other frames are passed over by their length. The table also tells what h2 keeps for it.
 //!
-//! Sources: RFC 9113, sections 3.4, 4.1 and 6; RFC 7541, sections 5 and 6, and appendices A and B.
-use super::header_table::HeaderTable;
+//! Sources: RFC 9113, sections 3.4, 4.1 and 6; RFC 7541, sections 5 and 6, and appendix A.
+mod huffman;
+
+use huffman::HuffmanReader;
+
+use super::header_table::{FieldName, FieldValue, HeaderTable, NameKind};
 use super::inspect::Inspect;
 
 /// Bytes of the connection preface.
@@ -32,30 +36,15 @@ const PRIORITY: u8 = 0x20;
 /// Bytes of a priority.
 const PRIORITY_BYTES: u32 = 5;
 
-/// The numbers of the pseudo-header fields whose texts h2 does not copy in the static table:
-/// `:authority`, `:path` and `:scheme`.
-const SLICED_INDEXES: [u8; 5] = [1, 4, 5, 6, 7];
-/// The first number of the dynamic table. What it names is not followed here.
-const FIRST_DYNAMIC: u8 = 62;
 /// The first byte of a pseudo-header field's name.
 const PSEUDO: u8 = b':';
 /// The same in Huffman's code, in the first seven bits.
 const PSEUDO_CODE: u8 = 0x5c;
-/// The numbers of `:path` in the static table.
-const PATH_INDEXES: [u8; 2] = [4, 5];
 /// The name of the field, plain and in Huffman's code.
 const PATH_NAMES: [&[u8]; 2] = [b":path", &[0xb9, 0x58, 0xd3, 0x3f]];
 
-/// Longest code of Huffman's.
-const LONGEST_CODE: usize = 30;
-/// The number of codes of each length. The codes of a length are consecutive numbers, behind those of
-/// the shorter ones. The code of the end, which no string has, is left out.
-const CODES: [u32; LONGEST_CODE + 1] = [
-    0, 0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3, 0, 0, 0, 3, 8, 13, 26, 29, 12, 4, 15, 19,
-    29, 0, 3,
-];
-/// The codes of `#`, and of `>`, which is one more.
-const NUMBER_SIGN: (u32, usize) = (0xffa, 12);
+/// Bits of a number before its last byte. h2 takes no longer ones.
+const LAST_SHIFT: u32 = 21;
 
 /// Follows the header blocks in what a client sends.
 #[derive(Debug)]
@@ -121,9 +110,8 @@ struct BlockReader {
     huffman: HuffmanReader,
     /// `true` if HPACK's table takes the field that is read.
     is_indexed: bool,
-    /// `true` if the value that is read may be one that h2 does not copy.
-    is_sliced: bool,
-    /// Bytes of the text that is read.
+    field: FieldName,
+    /// Bytes of the text that is read, as it was sent.
     text_bytes: u32,
     /// Bytes of the head so far, without those in the frame that is read.
     head: usize,
@@ -135,8 +123,12 @@ struct BlockReader {
 enum BlockPlace {
     #[default]
     Field,
-    /// In the further bytes of a number that does not matter. A value may follow.
-    Number { has_value: bool },
+    /// In the further bytes of a number.
+    Number {
+        meaning: Number,
+        so_far: u32,
+        shift: u32,
+    },
     /// At the length of a text.
     Length(Text),
     /// In the further bytes of the length.
@@ -155,21 +147,23 @@ enum BlockPlace {
     Unknown,
 }
 
+/// The meaning of a number that begins a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Number {
+    /// The whole field is one of the table.
+    Field,
+    /// The name is one of the table, and the value follows.
+    Name,
+    /// The largest size of the table.
+    TableSize,
+}
+
 /// The meaning of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Text {
     Name,
     Path,
     OtherValue,
-}
-
-/// Follows a text in Huffman's code.
-#[derive(Clone, Copy, Debug, Default)]
-struct HuffmanReader {
-    code: u32,
-    length: usize,
-    /// The first code of this length.
-    first: u32,
 }
 
 impl Default for FrameReader {
@@ -206,8 +200,8 @@ impl FrameReader {
         self.unfinished
     }
 
-    /// Returns the bytes that HPACK's table keeps of what was read.
-    pub(super) fn kept_by_table(&self) -> usize {
+    /// Returns the bytes that HPACK's decoder keeps of what was read.
+    pub(super) fn kept_for_table(&self) -> usize {
         self.block.table.kept()
     }
 
@@ -368,11 +362,22 @@ impl BlockReader {
         let byte = bytes[0];
         match self.place {
             BlockPlace::Field => self.begin_field(byte),
-            BlockPlace::Number { has_value } if byte < 0x80 => {
-                self.place = if has_value {
-                    BlockPlace::Length(Text::OtherValue)
+            BlockPlace::Number {
+                meaning,
+                so_far,
+                shift,
+            } => {
+                let so_far = so_far + (u32::from(byte & 0x7f) << shift);
+                self.place = if byte < 0x80 {
+                    self.end_number(meaning, so_far)
+                } else if shift < LAST_SHIFT {
+                    BlockPlace::Number {
+                        meaning,
+                        so_far,
+                        shift: shift + 7,
+                    }
                 } else {
-                    BlockPlace::Field
+                    BlockPlace::Unknown
                 };
             }
             BlockPlace::Length(text) => {
@@ -397,7 +402,7 @@ impl BlockReader {
                 let so_far = so_far + (u32::from(byte & 0x7f) << shift);
                 if byte < 0x80 {
                     self.begin_text(text, is_coded, so_far);
-                } else if shift < 21 {
+                } else if shift < LAST_SHIFT {
                     self.place = BlockPlace::LongLength {
                         text,
                         is_coded,
@@ -405,7 +410,6 @@ impl BlockReader {
                         shift: shift + 7,
                     };
                 } else {
-                    // h2 takes no longer numbers.
                     self.place = BlockPlace::Unknown;
                 }
             }
@@ -419,58 +423,98 @@ impl BlockReader {
                 self.continue_text(text, is_coded, left - read as u32);
                 return read;
             }
-            BlockPlace::Number { .. } | BlockPlace::Unknown => {}
+            BlockPlace::Unknown => {}
         }
         1
     }
 
     fn begin_field(&mut self, byte: u8) {
         // The bits of a number in the first byte. If all are set, more bytes follow.
-        let (mask, is_literal) = match byte {
-            0x80.. => (0x7f, false),
-            0x40.. => (0x3f, true),
-            0x20.. => (0x1f, false),
-            _ => (0x0f, true),
+        let (mask, meaning) = match byte {
+            0x80.. => (0x7f, Number::Field),
+            0x40.. => (0x3f, Number::Name),
+            0x20.. => (0x1f, Number::TableSize),
+            _ => (0x0f, Number::Name),
         };
+        self.is_indexed = (0x40..0x80).contains(&byte);
         let number = byte & mask;
-        self.is_indexed = is_literal && byte >= 0x40;
-        self.is_sliced = SLICED_INDEXES.contains(&number) || number >= FIRST_DYNAMIC;
-        self.place = match (is_literal, number) {
-            (has_value, number) if number == mask => BlockPlace::Number { has_value },
-            (false, _) => BlockPlace::Field,
-            (true, 0) => BlockPlace::Length(Text::Name),
-            (true, number) if PATH_INDEXES.contains(&number) => BlockPlace::Length(Text::Path),
-            (true, _) => BlockPlace::Length(Text::OtherValue),
+        self.place = if number == mask {
+            BlockPlace::Number {
+                meaning,
+                so_far: u32::from(number),
+                shift: 0,
+            }
+        } else {
+            self.end_number(meaning, u32::from(number))
         };
+    }
+
+    /// Returns the place behind a number.
+    fn end_number(&mut self, meaning: Number, number: u32) -> BlockPlace {
+        match meaning {
+            Number::Field => BlockPlace::Field,
+            Number::TableSize => {
+                self.table.set_max_size(number as usize);
+                BlockPlace::Field
+            }
+            Number::Name if number == 0 => BlockPlace::Length(Text::Name),
+            Number::Name => {
+                self.field = self.table.name(number as usize);
+                BlockPlace::Length(self.value())
+            }
+        }
     }
 
     fn begin_text(&mut self, text: Text, is_coded: bool, length: u32) {
         self.name.clear();
         self.huffman = HuffmanReader::default();
         self.text_bytes = length;
+        if is_coded {
+            self.table.note_coded(length as usize);
+        }
         self.continue_text(text, is_coded, length);
     }
 
     /// Notes the text that was read.
     fn end_text(&mut self, text: Text, is_coded: bool) {
-        let bytes = self.text_bytes as usize;
-        if is_coded {
-            self.table.note_coded(bytes);
+        let sent = self.text_bytes as usize;
+        let bytes = if is_coded { self.huffman.symbols } else { sent };
+        if text == Text::Name {
+            let kind = self.name_kind(is_coded);
+            self.field = FieldName { bytes, kind };
+        } else if self.is_indexed {
+            let value = FieldValue {
+                is_coded,
+                sent,
+                bytes,
+            };
+            self.table.insert(self.field, value, self.head);
         }
-        match text {
-            Text::Name => {
-                self.is_sliced = self.name.first().is_some_and(|first| {
-                    if is_coded {
-                        first >> 1 == PSEUDO_CODE
-                    } else {
-                        *first == PSEUDO
-                    }
-                });
+    }
+
+    /// Returns the kind of the name that was read.
+    fn name_kind(&self, is_coded: bool) -> NameKind {
+        let is_pseudo = self.name.first().is_some_and(|first| {
+            if is_coded {
+                first >> 1 == PSEUDO_CODE
+            } else {
+                *first == PSEUDO
             }
-            Text::Path | Text::OtherValue if self.is_indexed && self.is_sliced => {
-                self.table.insert(is_coded, bytes, self.head);
-            }
-            Text::Path | Text::OtherValue => {}
+        });
+        if self.name == PATH_NAMES[usize::from(is_coded)] {
+            NameKind::Path
+        } else if is_pseudo {
+            NameKind::Sliced
+        } else {
+            NameKind::Copied
+        }
+    }
+
+    /// Returns the meaning of the value of the field.
+    fn value(&self) -> Text {
+        match self.field.kind {
+            NameKind::Path => Text::Path,
+            NameKind::Sliced | NameKind::Copied => Text::OtherValue,
         }
     }
 
@@ -484,15 +528,15 @@ impl BlockReader {
                 is_coded,
                 left,
             },
-            (0, Text::Name) if self.name == PATH_NAMES[usize::from(is_coded)] => {
-                BlockPlace::Length(Text::Path)
-            }
-            (0, Text::Name) => BlockPlace::Length(Text::OtherValue),
+            (0, Text::Name) => BlockPlace::Length(self.value()),
             (0, Text::Path | Text::OtherValue) => BlockPlace::Field,
         };
     }
 
     fn text(&mut self, text: Text, is_coded: bool, bytes: &mut [u8]) {
+        if is_coded && (text == Text::Path || self.is_indexed) {
+            self.huffman.read(bytes, text == Text::Path);
+        }
         match text {
             Text::Name => {
                 // One byte more than the longest, so that no longer name is taken for it.
@@ -500,35 +544,12 @@ impl BlockReader {
                 let looked_at = bytes.len().min(room);
                 self.name.extend_from_slice(&bytes[..looked_at]);
             }
-            Text::Path if is_coded => self.huffman.spoil(bytes),
-            Text::Path => {
+            Text::Path if !is_coded => {
                 for byte in bytes.iter_mut().filter(|byte| **byte == b'#') {
                     *byte = b'>';
                 }
             }
-            Text::OtherValue => {}
-        }
-    }
-}
-
-impl HuffmanReader {
-    /// Makes each `#` a `>`.
-    fn spoil(&mut self, bytes: &mut [u8]) {
-        for byte in bytes {
-            for bit in (0..u8::BITS).rev() {
-                self.code = (self.code << 1) | u32::from(*byte >> bit & 1);
-                self.first = (self.first + CODES[self.length]) << 1;
-                self.length += 1;
-                if self.code.wrapping_sub(self.first) < CODES[self.length] {
-                    if (self.code, self.length) == NUMBER_SIGN {
-                        *byte |= 1 << bit;
-                    }
-                    *self = Self::default();
-                } else if self.length == LONGEST_CODE {
-                    // The end, which is an error within a text.
-                    *self = Self::default();
-                }
-            }
+            Text::Path | Text::OtherValue => {}
         }
     }
 }

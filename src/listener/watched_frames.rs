@@ -122,7 +122,7 @@ impl Inspect for WatchedFrames {
         self.frames.inspect(bytes);
         self.limit_rates();
         self.activity.note_head(self.frames.unfinished());
-        self.activity.note_table(self.frames.kept_by_table());
+        self.activity.note_table(self.frames.kept_for_table());
     }
 
     fn poll_allowed(&mut self, context: &mut Context<'_>) -> Poll<usize> {
@@ -156,8 +156,17 @@ impl Inspect for WatchedFrames {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::future::poll_fn;
     use std::task::Waker;
 
+    use bytes::Bytes;
+    use http::{Request, Response};
+    use http_body_util::Empty;
+    use hyper::body::Incoming;
+    use hyper::server::conn::http2;
+    use hyper::service::service_fn;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
     use tokio::io::{AsyncRead, ReadBuf};
 
     use super::super::activity::RunningRequest;
@@ -166,6 +175,7 @@ mod tests {
     use super::super::inspected::InspectedStream;
     use super::*;
     use crate::budget::MemoryBudget;
+    use crate::test_support::soon;
 
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     /// HEADERS with the smallest request there is, which has all fields by their numbers.
@@ -265,6 +275,41 @@ mod tests {
         first.begun();
         tokio::time::advance(PAUSES.longest).await;
         assert!(turn(&one, &mut requests) > 0);
+    }
+
+    /// Clients that send the same few long fields again and again, and others that differ each time.
+    #[tokio::test]
+    async fn usual_requests_have_the_table_keep_little() {
+        let budget = MemoryBudget::new(Some(1 << 20));
+        let heads = HeadMemory::within(&budget);
+        let activity = Activity::new(&heads, &FreshStreams::within(&MemoryBudget::default()));
+        let (near, far) = tokio::io::duplex(1 << 20);
+        let io = InspectedStream::new(far, WatchedFrames::new(&activity), &activity);
+        let answer = service_fn(async |_: Request<Incoming>| {
+            Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+        });
+        let server = http2::Builder::new(TokioExecutor::new());
+        let mut server = Box::pin(server.serve_connection(TokioIo::new(io), answer));
+        let served = Arc::clone(&activity);
+        let server = tokio::spawn(poll_fn(move |context| {
+            served.begin_turn();
+            server.as_mut().poll(context)
+        }));
+        let client = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        let (mut client, connection) = client.handshake(TokioIo::new(near)).await.unwrap();
+        let connection = tokio::spawn(connection);
+        for n in 0..1_000 {
+            let request = Request::get(format!("https://api.example/api/v1/pods/name-{n}"))
+                .header("authorization", format!("Bearer {}", "a".repeat(1_500)))
+                .header("x-forwarded-for", format!("10.0.{}.{}", n / 250, n % 250))
+                .body(Empty::<Bytes>::new());
+            let answer = soon(client.send_request(request.unwrap())).await;
+            assert!(answer.unwrap().status().is_success());
+        }
+        assert_eq!(activity.condemned(), None);
+        drop(client);
+        soon(connection).await.unwrap().unwrap();
+        soon(server).await.unwrap().unwrap();
     }
 
     #[tokio::test(start_paused = true)]

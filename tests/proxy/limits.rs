@@ -137,11 +137,8 @@ async fn limits_do_not_wait_for_each_review_of_a_token_while_reviews_hang() {
     let reviews = recorded.iter().filter(|head| head.target == TOKEN_REVIEWS);
     assert!(reviews.count() <= 2, "one review, asked twice at most");
     let given_up = r#"watershed_access_reviews_total{kind="tokenreview",result="unavailable"}"#;
-    assert_eq!(
-        program.metric(given_up).await,
-        0.0,
-        "no request waited for its end"
-    );
+    let waited_for = program.metric(given_up).await;
+    assert!(waited_for < 1.0, "no request waited for its end");
     upstream.faults().set(|active| active.hold = None);
     program.terminate().await;
     assert!(program.ended().await.success());

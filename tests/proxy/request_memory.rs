@@ -5,7 +5,7 @@ use watershed_lab::sim::SimulatedServer;
 
 use crate::support::client::{Answer, Connection, Endpoint, Protocol, nothing, within};
 use crate::support::frames::{
-    CONTINUATION, END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get,
+    END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get, long_head,
 };
 use crate::support::program::Program;
 use crate::support::{eventually, small};
@@ -23,8 +23,6 @@ const FLAGS: [&str; 6] = [
     "--authentication-token-webhook-cache-ttl",
     "10m",
 ];
-/// Bytes of an HTTP/2 frame, at most.
-const MAX_FRAME: usize = 16 << 10;
 const SHARE: f64 = (15 << 20) as f64;
 
 /// A proxy with little memory, and the users of its upstream.
@@ -121,22 +119,6 @@ impl Scene {
         assert!(self.program.ended().await.success());
         self.upstream.shutdown().await;
     }
-}
-
-/// Returns the frames of a request without a body whose head is longer than one frame.
-fn long_head(stream: u32, block: &[u8]) -> Vec<u8> {
-    let (first, rest) = block.split_at(MAX_FRAME);
-    let mut frames = frame(HEADERS, END_STREAM, stream, first);
-    let mut rest = rest.chunks(MAX_FRAME).peekable();
-    while let Some(part) = rest.next() {
-        let flags = if rest.peek().is_some() {
-            0
-        } else {
-            END_HEADERS
-        };
-        frames.extend(frame(CONTINUATION, flags, stream, part));
-    }
-    frames
 }
 
 async fn read(connection: &Connection, path: &str) -> Answer {

@@ -14,6 +14,9 @@ pub(crate) const GOAWAY: u8 = 7;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
 pub(crate) const CONTINUATION: u8 = 9;
 
+/// Bytes of a frame, at most.
+const MAX_FRAME: usize = 16 << 10;
+
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
@@ -38,6 +41,22 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     out.extend(stream.to_be_bytes());
     out.extend(payload);
     out
+}
+
+/// Returns the frames of a request without a body whose head is longer than one frame.
+pub(crate) fn long_head(stream: u32, block: &[u8]) -> Vec<u8> {
+    let (first, rest) = block.split_at(MAX_FRAME);
+    let mut frames = frame(HEADERS, END_STREAM, stream, first);
+    let mut rest = rest.chunks(MAX_FRAME).peekable();
+    while let Some(part) = rest.next() {
+        let flags = if rest.peek().is_some() {
+            0
+        } else {
+            END_HEADERS
+        };
+        frames.extend(frame(CONTINUATION, flags, stream, part));
+    }
+    frames
 }
 
 /// Encodes a header block in HPACK, without the table: each field is a literal.
