@@ -23,7 +23,7 @@ mod write;
 
 pub use config::{AuditConfig, AuditLogConfig, AuditWebhookConfig};
 pub use error::AuditError;
-pub use record::{AuditRecord, record_caller, record_decision, record_impersonated};
+pub use record::{AuditRecord, kept_bytes, record_caller, record_decision, record_impersonated};
 
 use log::AuditLog;
 use policy::AuditPolicy;

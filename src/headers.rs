@@ -1,6 +1,8 @@
 //! Header fields: the names of this proxy's own, and the length and memory of a request's.
 use std::fmt;
 
+use bytes::Bytes;
+use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 /// The proxies that a request has passed, or that are between a client and the API server.
@@ -28,6 +30,22 @@ pub fn copy_of(value: &HeaderValue) -> HeaderValue {
         HeaderValue::from_bytes(value.as_bytes()).expect("these are the bytes of a header value");
     copy.set_sensitive(value.is_sensitive());
     copy
+}
+
+/// Returns the same target of a request over HTTP/2 in memory of its own. Its parts are slices of the
+/// buffer that their frame was read into, and keep all of that.
+pub fn copy_of_target(target: &Uri) -> Uri {
+    let copied = |text: &str| Bytes::copy_from_slice(text.as_bytes());
+    let authority = target
+        .authority()
+        .map(|authority| copied(authority.as_str()));
+    let path = target.path_and_query().map(|path| copied(path.as_str()));
+    let mut parts = target.clone().into_parts();
+    parts.authority =
+        authority.map(|text| Authority::from_maybe_shared(text).expect("it is the same as before"));
+    parts.path_and_query =
+        path.map(|text| PathAndQuery::from_maybe_shared(text).expect("it is the same as before"));
+    Uri::from_parts(parts).expect("it has the same parts as before")
 }
 
 /// The name of the history that a watch from memory brings. A watch goes on from an earlier one of the same
@@ -105,6 +123,27 @@ pub fn target_bytes(target: &Uri) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_keep_nothing_of_what_was_read() {
+        for text in [
+            "https://api.example:6443/api/v1/pods?watch=1&x=%20",
+            "http://10.0.0.1/",
+            "https://[::1]:6443",
+            "/apis?timeout=32s",
+            "/",
+            "api.example:443",
+            "*",
+        ] {
+            let read = Bytes::from([text.as_bytes(), &vec![b'#'; 64 << 10]].concat());
+            let target = Uri::from_maybe_shared(read.slice(..text.len())).unwrap();
+            let copy = copy_of_target(&target);
+            assert_eq!(copy, target);
+            assert_eq!(copy.to_string(), target.to_string());
+            drop(target);
+            assert!(read.is_unique(), "{copy}");
+        }
+    }
 
     #[test]
     fn a_history_is_named_by_proxies_alone_and_in_one_form() {

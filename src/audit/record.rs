@@ -16,6 +16,11 @@ use super::source_ips::source_ips;
 use crate::access::{Decision, Identity};
 use crate::body::{self, Body, TunnelEnd};
 
+/// Bytes of the longest address in an event.
+const ADDRESS_BYTES: usize = 42;
+/// Bytes of a usual request in its record, which are a part of what counts for each watch.
+const USUAL_BYTES: usize = 1 << 10;
+
 /// Records the user that the credentials of a request name.
 pub fn record_caller<B>(request: &Request<B>, identity: &Arc<Identity>) {
     if let Some(facts) = request.extensions().get::<SharedFacts>() {
@@ -44,6 +49,28 @@ pub fn record_decision<B>(request: &Request<B>, decision: &Decision) {
     }
 }
 
+/// Returns the memory that the record of a request takes until the answer has ended, beyond that of a usual
+/// record. It is zero without an audit log.
+pub fn kept_bytes<B>(request: &Request<B>) -> usize {
+    let Some(facts) = request.extensions().get::<SharedFacts>() else {
+        return 0;
+    };
+    let facts = facts.0.lock();
+    let users = [&facts.user, &facts.impersonated].into_iter().flatten();
+    let users: usize = users.map(|user| text_bytes(user)).sum();
+    (facts.request_bytes + users).saturating_sub(USUAL_BYTES)
+}
+
+/// Returns the bytes of the texts of an identity.
+fn text_bytes(identity: &Identity) -> usize {
+    let extra = identity
+        .extra
+        .iter()
+        .map(|(key, values)| key.len() + values.iter().map(String::len).sum::<usize>());
+    let groups: usize = identity.groups.iter().map(String::len).sum();
+    identity.user.len() + groups + extra.sum::<usize>()
+}
+
 /// The record of a request that is being answered. Dropping it logs that the client has gone away.
 pub struct AuditRecord {
     log: Arc<AuditLog>,
@@ -61,8 +88,6 @@ impl AuditRecord {
         peer: IpAddr,
         id: &HeaderValue,
     ) -> Self {
-        let facts = SharedFacts::default();
-        request.extensions_mut().insert(facts.clone());
         let recorded = LoggedRequest {
             received: Timestamp::now(),
             id: id.clone(),
@@ -72,6 +97,11 @@ impl AuditRecord {
             source_ips: source_ips(request.headers(), peer),
             open: log.open.token(),
         };
+        let facts = SharedFacts(Arc::new(Mutex::new(CallerFacts {
+            request_bytes: recorded.kept_bytes(),
+            ..CallerFacts::default()
+        })));
+        request.extensions_mut().insert(facts.clone());
         Self {
             log,
             facts,
@@ -142,6 +172,7 @@ impl AuditRecord {
             impersonated,
             constraint,
             decision,
+            ..
         } = self.facts.0.lock().clone();
         let (user, resource) = (user.as_deref(), info.resource.as_ref());
         let omitted = self.log.policy.evaluate(&PolicyAttributes {
@@ -244,7 +275,7 @@ impl Drop for CompletionEvent {
 
 /// The facts about a request's caller. The request's extensions share them while there is an audit
 /// log.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct SharedFacts(Arc<Mutex<CallerFacts>>);
 
 #[derive(Clone, Default)]
@@ -253,6 +284,8 @@ struct CallerFacts {
     impersonated: Option<Arc<Identity>>,
     constraint: Option<&'static str>,
     decision: Option<Decision>,
+    /// The memory that the request takes in its record.
+    request_bytes: usize,
 }
 
 /// The request itself.
@@ -264,6 +297,17 @@ struct LoggedRequest {
     user_agent: Option<HeaderValue>,
     source_ips: Vec<IpAddr>,
     open: TaskTrackerToken,
+}
+
+impl LoggedRequest {
+    /// Returns the memory that the texts of the events about it take.
+    fn kept_bytes(&self) -> usize {
+        let addresses = self.source_ips.len() * ADDRESS_BYTES;
+        let target = self.uri.path_and_query();
+        let target = target.map_or(0, |target| target.as_str().len());
+        // A byte that is no text is written with three.
+        target + 3 * self.id.len() + addresses
+    }
 }
 
 /// The answer to a request.

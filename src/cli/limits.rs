@@ -124,9 +124,9 @@ pub(super) struct LimitFlags {
     /// what is free. All callers without credentials count as one.
     #[arg(long, default_value_t = 100_000, value_name = "N")]
     max_watches_per_user: u32,
-    /// Maximum memory that the selectors of one user's open watches take; 0 for no limit. All users
-    /// together may have an eighth of --memory-limit, and one at most half of what is free. All callers
-    /// without credentials count as one.
+    /// Maximum memory that the selectors of one user's open watches take, with what the audit log keeps of
+    /// each beyond 1 KiB; 0 for no limit. All users together may have an eighth of --memory-limit, and one
+    /// at most half of what is free. All callers without credentials count as one.
     #[arg(long, default_value_t = 67_108_864, value_name = "BYTES")]
     max_selector_bytes_per_user: u64,
     /// Maximum number of concurrent lists of one user that look at objects one by one, with

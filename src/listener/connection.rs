@@ -38,6 +38,7 @@ use super::watched_lines::WatchedLines;
 use super::write_coalescing::{CoalescingStream, TurnFlusher};
 use crate::body::{self, AnswerMeter, Body, BoxError};
 use crate::drain::DrainWatch;
+use crate::headers::copy_of_target;
 
 /// The client of a connection.
 #[derive(Clone, Debug)]
@@ -198,12 +199,14 @@ impl Protocols {
         let goaway = GoawayRule::new(&self.limits, self.listener);
         // Boxed, so that the memory for finding an answer is freed once the answer begins: watches
         // stay for hours.
-        service_fn(move |request| {
+        service_fn(move |mut request| {
             if goaway.decides(&request) {
                 activity.leave();
             }
             let mut running = RunningRequest::new(&activity);
             if request.version() == Version::HTTP_2 {
+                // The request may wait, and would keep more than counts for it.
+                *request.uri_mut() = copy_of_target(request.uri());
                 running = running.counted(fresh_streams::bytes_of(&request));
             }
             Box::pin(answer(

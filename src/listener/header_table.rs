@@ -68,9 +68,9 @@ pub(super) enum NameKind {
     Path,
 }
 
-/// The value of a field.
+/// The value of an entry.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FieldValue {
+pub(super) struct EntryValue {
     /// `true` if it was sent in Huffman's code.
     pub(super) is_coded: bool,
     /// Bytes as they were sent.
@@ -147,7 +147,7 @@ impl HeaderTable {
     }
 
     /// Adds an entry. `head` is the number of bytes that were read of the head that it is in.
-    pub(super) fn insert(&mut self, name: FieldName, value: FieldValue, head: usize) {
+    pub(super) fn insert(&mut self, name: FieldName, value: EntryValue, head: usize) {
         let size = ENTRY_SIZE + name.bytes + value.bytes;
         self.make_room(size);
         if size > self.max_size {
@@ -184,16 +184,16 @@ mod tests {
 
     const AUTHORITY: usize = 1;
 
-    fn plain(bytes: usize) -> FieldValue {
-        FieldValue {
+    fn plain(bytes: usize) -> EntryValue {
+        EntryValue {
             is_coded: false,
             sent: bytes,
             bytes,
         }
     }
 
-    fn coded(sent: usize, bytes: usize) -> FieldValue {
-        FieldValue {
+    fn coded(sent: usize, bytes: usize) -> EntryValue {
+        EntryValue {
             is_coded: true,
             sent,
             bytes,

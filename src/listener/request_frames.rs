@@ -14,7 +14,7 @@ mod huffman;
 
 use huffman::HuffmanReader;
 
-use super::header_table::{FieldName, FieldValue, HeaderTable, NameKind};
+use super::header_table::{EntryValue, FieldName, HeaderTable, NameKind};
 use super::inspect::Inspect;
 
 /// Bytes of the connection preface.
@@ -483,7 +483,7 @@ impl BlockReader {
             let kind = self.name_kind(is_coded);
             self.field = FieldName { bytes, kind };
         } else if self.is_indexed {
-            let value = FieldValue {
+            let value = EntryValue {
                 is_coded,
                 sent,
                 bytes,

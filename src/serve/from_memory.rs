@@ -28,6 +28,7 @@ use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
 use super::verify::Verifier;
 use crate::access::{Access, Caller, ReviewType, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
+use crate::audit;
 use crate::body::holding;
 use crate::drain::DrainWatch;
 use crate::headers::VIA;
@@ -201,9 +202,10 @@ impl FromMemory {
                 Ok(answer)
             }
             ReadKind::Watch(watch) => {
+                let recorded = audit::kept_bytes(&exchange.request) as u64;
                 let share = self
                     .watch_limits
-                    .begin(reviewed.user(), read.selector_bytes)?;
+                    .begin(reviewed.user(), read.selector_bytes + recorded)?;
                 let guard = self.access.authorizer.guard(reviewed, exchange.address());
                 let context = WatchContext {
                     coding,

@@ -2,7 +2,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use http::Request;
+use http::{Request, StatusCode};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -674,4 +674,30 @@ async fn a_stuck_audit_webhook_delays_no_request() {
     program.terminate().await;
     assert!(program.ended().await.success(), "and it ends");
     upstream.shutdown().await;
+}
+
+/// A watch may last for hours, and its last event with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_log_keeps_of_open_watches_counts_for_their_user() {
+    let audited = Audited::start(&["--max-selector-bytes-per-user", "100000"]).await;
+    let watch = format!("{PODS}&watch=1&timeoutSeconds=600");
+    remembered(&audited.program, PODS).await;
+    let connection = audited.program.proxied.connect(Protocol::Http2).await;
+    let connection = connection.unwrap();
+    let long_id = "i".repeat(15_000);
+    let mut open = Vec::new();
+    for (id, status) in [
+        (&*long_id, StatusCode::OK),
+        (&*long_id, StatusCode::OK),
+        (&*long_id, StatusCode::TOO_MANY_REQUESTS),
+        ("usual", StatusCode::OK),
+    ] {
+        let request = Request::get(&watch).header("audit-id", id);
+        let answer = within("a watch", connection.open(request.body(nothing()).unwrap())).await;
+        let answer = answer.unwrap();
+        assert_eq!(answer.status(), status, "{}", id.len());
+        open.push(answer);
+    }
+    drop(open);
+    audited.end().await;
 }

@@ -32,7 +32,7 @@ pub(in crate::access) enum ImpersonationRules {
     LegacyOnly,
 }
 
-type RulesAnswer = Result<ImpersonationRules, Arc<ReviewError>>;
+type ProbedRules = Result<ImpersonationRules, Arc<ReviewError>>;
 
 /// Finds out which rules upstream has.
 pub(in crate::access) struct RulesProbe {
@@ -47,7 +47,7 @@ struct KnownRules {
     /// The moment at which the last question ended without an answer.
     failed: Option<Instant>,
     /// The answer of the question that runs. It goes on when the callers that wait for it have left.
-    asking: Option<watch::Receiver<Option<RulesAnswer>>>,
+    asking: Option<watch::Receiver<Option<ProbedRules>>>,
 }
 
 #[derive(Deserialize)]
@@ -64,7 +64,7 @@ impl RulesProbe {
     }
 
     /// Returns upstream's rules. Those of a server that does not answer are the ones that it had.
-    pub(in crate::access) async fn rules(&self) -> RulesAnswer {
+    pub(in crate::access) async fn rules(&self) -> ProbedRules {
         let (known, mut answer) = {
             let mut known = self.known.lock();
             match known.rules {
@@ -93,7 +93,7 @@ impl RulesProbe {
     }
 
     /// Asks upstream, unless a question runs. Returns where its answer will be.
-    fn renew(&self, known: &mut KnownRules) -> watch::Receiver<Option<RulesAnswer>> {
+    fn renew(&self, known: &mut KnownRules) -> watch::Receiver<Option<ProbedRules>> {
         if let Some(asking) = &known.asking
             && asking.borrow().is_none()
             && asking.has_changed().is_ok()

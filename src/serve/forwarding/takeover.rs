@@ -32,8 +32,9 @@ const REVIEWED_FOR: Duration = Duration::from_secs(30);
 /// Limit of the memory for the selectors of a followed watch. Others stay with upstream to their
 /// end.
 const MAX_SELECTOR_BYTES: u64 = 8 << 10;
-/// Limit of a frame that is put together from several chunks. etcd limits an object to 1.5 MiB.
-const MAX_FRAME_BYTES: usize = 8 << 20;
+/// Limit of an event that is put together from several chunks. With a larger one, which the client could leave
+/// half read, the watch stays with upstream to its end.
+const MAX_FRAME_BYTES: usize = 256 << 10;
 
 /// Finds the forwarded watches that memory may continue later.
 pub(in crate::serve) struct Takeovers {

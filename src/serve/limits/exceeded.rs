@@ -28,7 +28,7 @@ pub(in crate::serve) enum LimitExceeded {
     UnknownTunnels,
     /// Open watches of one user.
     Watches,
-    /// The selectors of one user's open watches.
+    /// The selectors of one user's open watches, and their audit records.
     SelectorBytes,
     /// Lists of one user that look at objects one by one.
     Scans,

@@ -1,4 +1,5 @@
-//! The shares that callers have of open watches, and of the memory that their selectors take.
+//! The shares that callers have of open watches, and of the memory that their texts take: the selectors, and
+//! the record for the audit log.
 use super::WITHOUT_BUDGET;
 use super::exceeded::LimitExceeded;
 use super::limit::Limit;
@@ -7,23 +8,23 @@ use crate::fairness::{CallerKey, Share};
 use crate::serve::policy::UserLimits;
 use crate::serve::usage::WATCH_BYTES;
 
-/// Divisors: all watches may take a quarter of the memory budget, and all their selectors an eighth. One
+/// Divisors: all watches may take a quarter of the memory budget, and all their texts an eighth. One
 /// user alone gets half of that.
 const WATCH_DIVISOR: usize = 4;
-const SELECTOR_DIVISOR: usize = 8;
+const TEXT_DIVISOR: usize = 8;
 
-/// Counts the open watches of each user, and the bytes of their selectors.
+/// Counts the open watches of each user, and the bytes of their texts.
 ///
 /// All callers without credentials are one user here: by address, one of many addresses would have many shares.
 pub(in crate::serve) struct WatchLimits {
     watches: Limit,
-    selectors: Limit,
+    texts: Limit,
 }
 
 /// The share of an open watch, until this is dropped.
 pub(in crate::serve) struct WatchShare {
     _watch: Share,
-    _selectors: Share,
+    _texts: Share,
 }
 
 impl WatchLimits {
@@ -31,27 +32,23 @@ impl WatchLimits {
     pub(in crate::serve) fn within(memory: &MemoryBudget, limits: UserLimits) -> Self {
         let budget = memory.limit().unwrap_or(WITHOUT_BUDGET);
         let watches = (budget / WATCH_DIVISOR / WATCH_BYTES) as u64;
-        let selectors = (budget / SELECTOR_DIVISOR) as u64;
+        let texts = (budget / TEXT_DIVISOR) as u64;
         Self {
             watches: Limit::new(LimitExceeded::Watches, watches, limits.watches.into()),
-            selectors: Limit::of_bytes(
-                LimitExceeded::SelectorBytes,
-                selectors,
-                limits.selector_bytes,
-            ),
+            texts: Limit::of_bytes(LimitExceeded::SelectorBytes, texts, limits.selector_bytes),
         }
     }
 
-    /// Counts a watch of a user that begins now, with the bytes of its selectors.
+    /// Counts a watch of a user that begins now, with the bytes of its texts.
     pub(in crate::serve) fn begin(
         &self,
         user: &str,
-        selector_bytes: u64,
+        text_bytes: u64,
     ) -> Result<WatchShare, LimitExceeded> {
         let caller = CallerKey::user(user);
         Ok(WatchShare {
             _watch: self.watches.take(caller.clone(), 1)?,
-            _selectors: self.selectors.take(caller, selector_bytes)?,
+            _texts: self.texts.take(caller, text_bytes)?,
         })
     }
 }

@@ -15,6 +15,9 @@ use crate::encoding::Malformed;
 
 const NO_OBJECT: Malformed = Malformed("a custom object that can't be read");
 const NO_NUMBER: Malformed = Malformed("a number that can't be read");
+/// The most columns that are printed. An object is read once for each, and upstream has no limit of their
+/// number.
+const MAX_COLUMNS: usize = 64;
 /// 2⁶³: the first floating point number that is too large for an integer of Go.
 const INTEGER_END: f64 = 9_223_372_036_854_775_808.0;
 
@@ -29,7 +32,12 @@ struct CustomColumn {
 }
 
 impl CustomPrinter {
+    /// Returns the printer of a type with these columns; `None` if it cannot print what upstream prints, or
+    /// not cheaply.
     pub(super) fn new(columns: &[PrinterColumn]) -> Option<Self> {
+        if columns.len() > MAX_COLUMNS {
+            return None;
+        }
         let age = [PrinterColumn::age()];
         let definitions = if columns.is_empty() { &age } else { columns };
         let parsed = definitions.iter().map(|definition| {
@@ -183,13 +191,14 @@ mod tests {
 
     use super::*;
 
+    fn column_of(path: &str) -> PrinterColumn {
+        let text = format!(r#"{{"name":"C","type":"string","jsonPath":"{path}"}}"#);
+        serde_json::from_str(&text).unwrap()
+    }
+
     /// Returns the cells of an object in columns of these paths.
     fn cells_of(object: &str, paths: &[&str]) -> Result<String, Malformed> {
-        let column_of = |path: &&str| {
-            let text = format!(r#"{{"name":"C","type":"string","jsonPath":"{path}"}}"#);
-            serde_json::from_str(&text).unwrap()
-        };
-        let columns: Vec<PrinterColumn> = paths.iter().map(column_of).collect();
+        let columns: Vec<_> = paths.iter().map(|path| column_of(path)).collect();
         let mut cells = Cells::new(Timestamp::UNIX_EPOCH, None);
         CustomPrinter::new(&columns)
             .unwrap()
@@ -197,6 +206,13 @@ mod tests {
         let row = cells.row_head();
         let inside = row.strip_prefix(r#"{"cells":["#).unwrap();
         Ok(inside.split_once(r#"],"object""#).unwrap().0.to_owned())
+    }
+
+    #[test]
+    fn very_many_columns_are_not_printed() {
+        let columns = vec![column_of(".spec.a"); MAX_COLUMNS + 1];
+        assert!(CustomPrinter::new(&columns[1..]).is_some());
+        assert!(CustomPrinter::new(&columns).is_none());
     }
 
     #[test]
