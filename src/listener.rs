@@ -13,7 +13,6 @@ mod connection_server;
 mod fresh_streams;
 mod goaway;
 mod head_memory;
-mod header_table;
 mod http1_rules;
 pub(crate) mod inspect;
 mod inspected;

@@ -14,7 +14,7 @@ use crate::access::{Decision, Identity};
 /// Start of a line. Items of an EventList have no kind, so it is cut from them.
 const KIND: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","#;
 /// Length limit of user agents; longer ones are cut. Source: `apiserver/pkg/audit/request.go`.
-const MAX_USER_AGENT: usize = 1024;
+pub(super) const MAX_USER_AGENT: usize = 1024;
 const CUT: &str = "...TRUNCATED";
 
 /// A stage of a request.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use watershed_protocol::{RequestInfo, Status, Verb};
 
-use super::event::{AuditStage, EventAttributes, EventOutcome, EventTemplate};
+use super::event::{AuditStage, EventAttributes, EventOutcome, EventTemplate, MAX_USER_AGENT};
 use super::log::AuditLog;
 use super::policy::{OmittedStages, PolicyAttributes};
 use super::source_ips::source_ips;
@@ -305,8 +305,9 @@ impl LoggedRequest {
         let addresses = self.source_ips.len() * ADDRESS_BYTES;
         let target = self.uri.path_and_query();
         let target = target.map_or(0, |target| target.as_str().len());
-        // A byte that is no text is written with three.
-        target + 3 * self.id.len() + addresses
+        let agent = self.user_agent.as_ref().map_or(0, HeaderValue::len);
+        // Names are written twice, and a byte that is no text takes three.
+        2 * target + 3 * (self.id.len() + agent.min(MAX_USER_AGENT)) + addresses
     }
 }
 

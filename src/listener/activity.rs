@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::fresh_streams::{FreshStreams, REFUSAL_BYTES, StreamRoom};
-use super::head_memory::{ConnectionHeads, HeadMemory};
+use super::head_memory::{ConnectionHeads, HeadMemory, KeptRoom};
 use super::limits::ConnectionLimits;
 use super::metrics::Cut;
 use super::request_lines::{RefusedRequests, RequestFault};
@@ -215,9 +215,12 @@ impl Activity {
     }
 
     /// Notes the bytes that HPACK's decoder keeps for the connection.
-    pub(super) fn note_table(&self, bytes: usize) {
-        if !self.heads.set_table(bytes, self.is_known()) {
-            self.condemn(Cut::HeaderTable);
+    pub(super) fn note_kept(&self, bytes: usize) {
+        match self.heads.set_kept(bytes, self.is_known()) {
+            KeptRoom::Enough => {}
+            // It begins with nothing again on another connection.
+            KeptRoom::Little => self.leave(),
+            KeptRoom::None => self.condemn(Cut::HeaderTable),
         }
     }
 

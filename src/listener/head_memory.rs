@@ -1,9 +1,8 @@
-//! The memory of request heads: of those that clients have begun and not completed, and of those that
-//! the tables of HPACK keep.
+//! The memory of request heads: of those that clients have begun and not completed, and of what h2 keeps
+//! of earlier ones to decode the next.
 //!
-//! A head usually comes at once, and usual clients put into the tables what keeps nothing else. So both
-//! take next to nothing, unless many clients hold back the ends of heads, or have tables keep all of
-//! them. Then such connections are closed.
+//! A head usually comes at once, and little of it is kept. So both take next to nothing, unless many
+//! clients hold back the ends of heads, or send what has much kept of them. Then such connections end.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,16 +15,17 @@ const BUDGET_DIVISOR: usize = 32;
 const MAX_BYTES: usize = 32 << 20;
 /// Bytes of each head that do not count: nearly all heads are shorter.
 const UNCOUNTED: usize = 4 << 10;
-/// Bytes of each table that do not count: they are a part of what counts for each connection.
-const UNCOUNTED_OF_TABLE: usize = 8 << 10;
+/// Bytes kept for a connection that do not count: most usual clients have less, and it is a part of what
+/// counts for each connection.
+const UNCOUNTED_OF_KEPT: usize = 16 << 10;
 
 /// The bytes of the heads of all connections of a listener.
 #[derive(Debug)]
 pub(super) struct HeadMemory {
     /// Bytes of heads that are not complete.
     unfinished: AtomicUsize,
-    /// Bytes that tables keep.
-    tables: AtomicUsize,
+    /// Bytes that are kept of earlier heads.
+    kept: AtomicUsize,
     /// Bytes that each of them may have.
     limit: usize,
 }
@@ -35,7 +35,17 @@ pub(super) struct HeadMemory {
 pub(super) struct ConnectionHeads {
     all: Arc<HeadMemory>,
     unfinished: AtomicUsize,
-    table: AtomicUsize,
+    kept: AtomicUsize,
+}
+
+/// The room for what is kept of the heads of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeptRoom {
+    Enough,
+    /// Half of it is taken, also by this connection.
+    Little,
+    /// This connection has taken more than there was.
+    None,
 }
 
 impl HeadMemory {
@@ -46,7 +56,7 @@ impl HeadMemory {
             .map_or(MAX_BYTES, |limit| limit / BUDGET_DIVISOR);
         Arc::new(Self {
             unfinished: AtomicUsize::new(0),
-            tables: AtomicUsize::new(0),
+            kept: AtomicUsize::new(0),
             limit: share.min(MAX_BYTES),
         })
     }
@@ -56,7 +66,7 @@ impl HeadMemory {
         ConnectionHeads {
             all: Arc::clone(self),
             unfinished: AtomicUsize::new(0),
-            table: AtomicUsize::new(0),
+            kept: AtomicUsize::new(0),
         }
     }
 }
@@ -70,17 +80,16 @@ impl ConnectionHeads {
         all.is_none_or(|all| all <= self.all.limit)
     }
 
-    /// Notes the bytes that the connection's table keeps. Returns `false` if these are many, and all of
-    /// them take too much together. Those of unknown clients may be half of all.
-    pub(super) fn set_table(&self, bytes: usize, is_known: bool) -> bool {
-        let counted = bytes.saturating_sub(UNCOUNTED_OF_TABLE);
-        let limit = if is_known {
-            self.all.limit
-        } else {
-            self.all.limit / 2
-        };
-        let all = change(&self.table, &self.all.tables, counted);
-        all.is_none_or(|all| all <= limit)
+    /// Notes the bytes that are kept of earlier heads. Returns the room for more, if these are many. Unknown
+    /// clients may take half of it.
+    pub(super) fn set_kept(&self, bytes: usize, is_known: bool) -> KeptRoom {
+        let counted = bytes.saturating_sub(UNCOUNTED_OF_KEPT);
+        match change(&self.kept, &self.all.kept, counted) {
+            Some(all) if all > self.all.limit => KeptRoom::None,
+            Some(all) if all > self.all.limit / 2 && is_known => KeptRoom::Little,
+            Some(all) if all > self.all.limit / 2 => KeptRoom::None,
+            _ => KeptRoom::Enough,
+        }
     }
 }
 
@@ -101,7 +110,7 @@ fn change(own: &AtomicUsize, all: &AtomicUsize, bytes: usize) -> Option<usize> {
 impl Drop for ConnectionHeads {
     fn drop(&mut self) {
         self.set_unfinished(0);
-        self.set_table(0, true);
+        self.set_kept(0, true);
     }
 }
 
@@ -126,17 +135,26 @@ mod tests {
     }
 
     #[test]
-    fn tables_share_a_part_of_the_memory_of_which_strangers_have_half() {
+    fn what_is_kept_shares_a_part_of_the_memory_of_which_strangers_have_half() {
         let all = HeadMemory::within(&MemoryBudget::new(Some(32 * 100_000)));
         let [one, two] = [(); 2].map(|()| all.of_connection());
-        assert!(one.set_table(UNCOUNTED_OF_TABLE + 50_000, false));
-        assert!(two.set_table(UNCOUNTED_OF_TABLE, false));
-        assert!(!two.set_table(UNCOUNTED_OF_TABLE + 1, false));
-        assert!(two.set_table(UNCOUNTED_OF_TABLE + 50_000, true));
-        assert!(!two.set_table(UNCOUNTED_OF_TABLE + 50_001, true));
+        let set = |connection: &ConnectionHeads, counted: usize, is_known| {
+            connection.set_kept(UNCOUNTED_OF_KEPT + counted, is_known)
+        };
+        assert_eq!(set(&one, 50_000, false), KeptRoom::Enough);
+        assert_eq!(set(&two, 0, false), KeptRoom::Enough);
+        assert_eq!(set(&two, 1, false), KeptRoom::None);
+        assert_eq!(set(&two, 50_000, true), KeptRoom::Little);
+        assert_eq!(
+            set(&two, 50_000, true),
+            KeptRoom::Enough,
+            "it takes no more"
+        );
+        assert_eq!(set(&two, 50_001, true), KeptRoom::None);
         assert!(one.set_unfinished(UNCOUNTED + 100_000), "these count apart");
         drop(two);
-        assert!(one.set_table(UNCOUNTED_OF_TABLE + 50_000, false));
-        assert!(one.set_table(UNCOUNTED_OF_TABLE + 100_000, true));
+        assert_eq!(set(&one, 40_000, false), KeptRoom::Enough);
+        assert_eq!(set(&one, 50_000, true), KeptRoom::Enough);
+        assert_eq!(set(&one, 100_000, true), KeptRoom::Little);
     }
 }

@@ -38,7 +38,7 @@ const CUT: Metric<Counter, 2> = Metric::new(
      was long while many were incomplete), write-stall (the client did not read), idle (it did not end when \
      asked to), resets (most requests were taken back), settings (too many SETTINGS frames), pings (too many \
      PING or PRIORITY frames), unknown-frames (too many frames that HTTP/2 does not \
-     define), header-table (the client had HPACK's table keep much of what it sent, while others did so, too), \
+     define), header-table (too much was kept of what clients had sent, to decode their next requests), \
      full (others needed its place).",
 );
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
@@ -98,7 +98,7 @@ pub(super) enum Cut {
     Pings,
     /// The client sent frames that HTTP/2 does not define again and again.
     UnknownFrames,
-    /// HPACK's table kept too much of what the client had sent, while those of others did, too.
+    /// Too much was kept of what clients had sent, to decode their next requests.
     HeaderTable,
     /// The listener was full, and the client unknown, and idle or slow.
     Full,

@@ -122,7 +122,7 @@ impl Inspect for WatchedFrames {
         self.frames.inspect(bytes);
         self.limit_rates();
         self.activity.note_head(self.frames.unfinished());
-        self.activity.note_table(self.frames.kept_for_table());
+        self.activity.note_kept(self.frames.kept_for_hpack());
     }
 
     fn poll_allowed(&mut self, context: &mut Context<'_>) -> Poll<usize> {

@@ -59,10 +59,11 @@ pub(super) struct FieldName {
 /// What a field is for, as far as it matters here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum NameKind {
-    /// A field whose value is copied: a usual one, or another pseudo-header field.
+    /// A field whose value is copied.
     #[default]
     Copied,
-    /// A pseudo-header field whose value is a slice of what was read.
+    /// A pseudo-header field whose value is a slice of what was read, or may be one: those that are copied
+    /// are known by their numbers only.
     Sliced,
     /// `:path`, which is also such a field.
     Path,
@@ -133,7 +134,7 @@ impl HeaderTable {
         self.read = self.read.saturating_add(bytes);
     }
 
-    /// Notes that a text of so many bytes in Huffman's code begins.
+    /// Notes a text of so many bytes in Huffman's code. h2 decodes it when it is complete.
     pub(super) fn note_coded(&mut self, bytes: usize) {
         self.coded = self.coded.saturating_add(bytes);
         self.longest_coded = self.longest_coded.max(bytes);
