@@ -81,13 +81,13 @@ impl ConnectionHeads {
     }
 
     /// Notes the bytes that are kept of earlier heads. Returns the room for more, if these are many. Unknown
-    /// clients may take half of it.
+    /// clients have none beyond a quarter of it, so that they alone do not make known ones leave.
     pub(super) fn set_kept(&self, bytes: usize, is_known: bool) -> KeptRoom {
         let counted = bytes.saturating_sub(UNCOUNTED_OF_KEPT);
         match change(&self.kept, &self.all.kept, counted) {
             Some(all) if all > self.all.limit => KeptRoom::None,
-            Some(all) if all > self.all.limit / 2 && is_known => KeptRoom::Little,
-            Some(all) if all > self.all.limit / 2 => KeptRoom::None,
+            Some(all) if all > self.all.limit / 4 && !is_known => KeptRoom::None,
+            Some(all) if all > self.all.limit / 2 => KeptRoom::Little,
             _ => KeptRoom::Enough,
         }
     }
@@ -135,25 +135,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_shares_a_part_of_the_memory_of_which_strangers_have_half() {
+    fn what_is_kept_shares_a_part_of_the_memory_of_which_strangers_have_a_quarter() {
         let all = HeadMemory::within(&MemoryBudget::new(Some(32 * 100_000)));
         let [one, two] = [(); 2].map(|()| all.of_connection());
         let set = |connection: &ConnectionHeads, counted: usize, is_known| {
             connection.set_kept(UNCOUNTED_OF_KEPT + counted, is_known)
         };
-        assert_eq!(set(&one, 50_000, false), KeptRoom::Enough);
+        assert_eq!(set(&one, 25_000, false), KeptRoom::Enough);
         assert_eq!(set(&two, 0, false), KeptRoom::Enough);
         assert_eq!(set(&two, 1, false), KeptRoom::None);
-        assert_eq!(set(&two, 50_000, true), KeptRoom::Little);
+        assert_eq!(set(&two, 25_000, true), KeptRoom::Enough);
+        assert_eq!(set(&two, 75_000, true), KeptRoom::Little);
         assert_eq!(
-            set(&two, 50_000, true),
+            set(&two, 75_000, true),
             KeptRoom::Enough,
             "it takes no more"
         );
-        assert_eq!(set(&two, 50_001, true), KeptRoom::None);
+        assert_eq!(set(&two, 75_001, true), KeptRoom::None);
         assert!(one.set_unfinished(UNCOUNTED + 100_000), "these count apart");
         drop(two);
-        assert_eq!(set(&one, 40_000, false), KeptRoom::Enough);
+        assert_eq!(set(&one, 20_000, false), KeptRoom::Enough);
         assert_eq!(set(&one, 50_000, true), KeptRoom::Enough);
         assert_eq!(set(&one, 100_000, true), KeptRoom::Little);
     }

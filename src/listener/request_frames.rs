@@ -173,7 +173,7 @@ impl FrameReader {
                 if let Some(kind) = TYPE.checked_sub(at).and_then(|at| bytes.get_mut(at))
                     && *kind == PUSH_PROMISE
                 {
-                    // Only servers send it. This one ends the connection.
+                    // Only servers send it. Without a head before it, a CONTINUATION ends the connection.
                     *kind = CONTINUATION;
                 }
                 self.head.extend_from_slice(&bytes[..read]);
@@ -212,8 +212,10 @@ impl FrameReader {
                 padding,
             } => {
                 let read = part(before, bytes);
-                for byte in &mut bytes[..read] {
-                    self.read_dependency(byte);
+                if self.dependency.is_some() {
+                    bytes[..read]
+                        .iter_mut()
+                        .for_each(|byte| self.read_dependency(byte));
                 }
                 self.go_on(before - read as u32, block, padding);
                 read
@@ -301,7 +303,10 @@ impl FrameReader {
                     }
                 }
             }
-            CONTINUATION => self.begin_block(length, 0, 0),
+            CONTINUATION => {
+                self.block.begin_next_frame();
+                self.begin_block(length, 0, 0);
+            }
             _ => self.go_on(length, 0, 0),
         }
     }

@@ -24,6 +24,8 @@ pub(super) struct BlockReader {
     /// `true` if HPACK's table takes the field that is read.
     is_indexed: bool,
     field: FieldName,
+    /// Bytes of its name, as they were sent, if they are in Huffman's code.
+    coded_name: usize,
     /// Bytes of the text that is read, as it was sent.
     text_bytes: u32,
     /// Bytes that were read of the head before the part that is read.
@@ -83,6 +85,20 @@ impl BlockReader {
     /// Begins another header block.
     pub(super) fn begin(&mut self) {
         self.place = BlockPlace::Field;
+    }
+
+    /// Goes on in another frame. If the field is not complete, h2 reads it from its beginning again, and
+    /// decodes its name once more.
+    pub(super) fn begin_next_frame(&mut self) {
+        let is_behind_name = match self.place {
+            BlockPlace::Length(text)
+            | BlockPlace::LongLength { text, .. }
+            | BlockPlace::Text { text, .. } => text != Text::Name,
+            BlockPlace::Field | BlockPlace::Number { .. } | BlockPlace::Unknown => false,
+        };
+        if is_behind_name && self.coded_name > 0 {
+            self.table.note_coded(self.coded_name);
+        }
     }
 
     /// Reads a part of the block. `head` is the number of bytes that were read of the head before.
@@ -178,6 +194,7 @@ impl BlockReader {
             _ => (0x0f, Number::Name),
         };
         self.is_indexed = (0x40..0x80).contains(&byte);
+        self.coded_name = 0;
         let number = byte & mask;
         self.place = if number == mask {
             BlockPlace::Number {
@@ -223,6 +240,7 @@ impl BlockReader {
         if text == Text::Name {
             let kind = self.name_kind(is_coded);
             self.field = FieldName { bytes, kind };
+            self.coded_name = if is_coded { sent } else { 0 };
         } else if self.is_indexed {
             let value = EntryValue {
                 is_coded,

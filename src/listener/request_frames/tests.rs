@@ -286,6 +286,25 @@ fn entries_whose_texts_are_slices_keep_what_was_read_around_them() {
     assert_eq!(decoded, 4096 / 38 * 2 * 10_000 + buffer);
 }
 
+/// h2 decodes the name of a field again for each frame, until its value is complete.
+#[test]
+fn names_in_huffmans_code_count_for_each_frame_in_which_they_are_decoded() {
+    let kept = |frames: usize| {
+        let mut reader = FrameReader::default();
+        reader.inspect(&mut [0; PREFACE as usize]);
+        let path = [&[0x44][..], &text(true, &coded("/"))].concat();
+        let name = [&[0x10][..], &text(true, &[0xf3; 400])].concat();
+        reader.inspect(&mut frame(HEADERS, 0, &[&path[..], &name].concat()));
+        for _ in 0..frames {
+            reader.inspect(&mut frame(CONTINUATION, 0, &[]));
+        }
+        let rest = [&text(false, b"x")[..], &path].concat();
+        reader.inspect(&mut frame(CONTINUATION, END_HEADERS, &rest));
+        reader.kept_for_hpack()
+    };
+    assert_eq!(kept(4) - kept(0), 4 * 2 * 400);
+}
+
 #[test]
 fn values_count_with_the_size_of_their_text() {
     let mut reader = FrameReader::default();
