@@ -67,6 +67,17 @@ pub trait BodyMeter: Send + Sync {
 #[derive(Clone)]
 pub struct AnswerMeter(pub Arc<dyn BodyMeter>);
 
+/// Learns how far the body of a request was read. It is dropped once the body is read to its end, or by
+/// nobody any more.
+pub trait BodyReader: Send + Sync {
+    /// Notes that all that has come was read.
+    fn has_read_all(&self);
+}
+
+/// The reader of a request's body, in its extensions.
+#[derive(Clone)]
+pub struct RequestBodyReader(pub Arc<dyn BodyReader>);
+
 /// Returns a body of these bytes.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into())
@@ -136,6 +147,7 @@ pub fn holding_until_end<T: Send + Unpin + 'static>(body: Body, value: T) -> Bod
 /// Turns a client's request into one whose body can be forwarded. If it has a body, a [`BodyEnd`] is among
 /// its extensions.
 pub fn from_client(mut request: Request<Incoming>) -> Request<Body> {
+    let reader = request.extensions_mut().remove::<RequestBodyReader>();
     if http_body::Body::is_end_stream(request.body()) {
         return request.map(|_| empty());
     }
@@ -149,6 +161,7 @@ pub fn from_client(mut request: Request<Incoming>) -> Request<Body> {
             framed,
             is_withheld,
             end,
+            reader,
         };
         body.boxed_unsync()
     })
@@ -196,6 +209,8 @@ struct ClientBody {
     /// The client waits for somebody to read.
     is_withheld: bool,
     end: BodyEnd,
+    /// `None` after the end, and over HTTP/1.
+    reader: Option<RequestBodyReader>,
 }
 
 impl http_body::Body for ClientBody {
@@ -211,7 +226,13 @@ impl http_body::Body for ClientBody {
         let Some(inner) = &mut self.inner else {
             return Poll::Ready(None);
         };
-        let frame = match ready!(Pin::new(&mut *inner).poll_frame(cx)) {
+        let Poll::Ready(frame) = Pin::new(&mut *inner).poll_frame(cx) else {
+            if let Some(reader) = &self.reader {
+                reader.0.has_read_all();
+            }
+            return Poll::Pending;
+        };
+        let frame = match frame {
             Some(frame) => Some(frame.map_err(BoxError::from)),
             None if framed && !inner.is_end_stream() => Some(Err(RequestCut.into())),
             None => None,
@@ -222,6 +243,7 @@ impl http_body::Body for ClientBody {
             Some(Ok(_)) | None => ReachedEnd::Whole,
         };
         self.inner = None;
+        self.reader = None;
         // Only the first end counts.
         let _ = self.end.0.set(end);
         Poll::Ready(frame)

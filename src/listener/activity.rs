@@ -10,11 +10,12 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::fresh_streams::{FreshStreams, REFUSAL_BYTES, StreamRoom};
-use super::head_memory::{ConnectionHeads, HeadMemory, KeptRoom};
+use super::input_memory::{ConnectionInput, InputMemory, KeptRoom};
 use super::limits::ConnectionLimits;
 use super::metrics::Cut;
 use super::request_lines::{RefusedRequests, RequestFault};
 use super::stream_stall::{self, Unread};
+use super::unread_bodies::UnreadBodies;
 use crate::atomic_moment::AtomicMoment;
 use crate::budget::MemoryBudget;
 
@@ -45,7 +46,8 @@ pub(super) struct Activity {
     last_end: AtomicMoment,
     /// Start of the request head that is being read.
     head: AtomicMoment,
-    heads: ConnectionHeads,
+    input: ConnectionInput,
+    bodies: UnreadBodies,
     /// Moment since which the socket takes no writes.
     blocked: AtomicMoment,
     /// `true` while the client's user has more waiting than its share, on HTTP/1.
@@ -89,8 +91,8 @@ pub(super) struct RunningRequest {
 }
 
 impl Activity {
-    /// Returns the activity of a connection whose heads and requests count with these.
-    pub(super) fn new(heads: &Arc<HeadMemory>, fresh: &Arc<FreshStreams>) -> Arc<Self> {
+    /// Returns the activity of a connection whose input and requests count with these.
+    pub(super) fn new(input: &Arc<InputMemory>, fresh: &Arc<FreshStreams>) -> Arc<Self> {
         Arc::new(Activity {
             opened: Instant::now(),
             http1: AtomicBool::new(false),
@@ -100,7 +102,8 @@ impl Activity {
             begun: AtomicMoment::default(),
             last_end: AtomicMoment::default(),
             head: AtomicMoment::default(),
-            heads: heads.of_connection(),
+            input: input.of_connection(),
+            bodies: UnreadBodies::default(),
             blocked: AtomicMoment::default(),
             beyond_share: AtomicBool::new(false),
             requests: AtomicU64::new(0),
@@ -120,10 +123,13 @@ impl Activity {
         })
     }
 
-    /// Returns the activity of a connection whose heads and requests count with no others.
+    /// Returns the activity of a connection whose input and requests count with no others.
     pub(super) fn alone() -> Arc<Self> {
         let budget = MemoryBudget::default();
-        Self::new(&HeadMemory::within(&budget), &FreshStreams::within(&budget))
+        Self::new(
+            &InputMemory::within(&budget),
+            &FreshStreams::within(&budget),
+        )
     }
 
     /// Notes the end of the handshake: the time for the first request begins.
@@ -208,7 +214,7 @@ impl Activity {
         } else if bytes > 0 && !has_begun {
             self.head.set(self.opened, Instant::now());
         }
-        if !self.heads.set_unfinished(bytes) {
+        if !self.input.set_unfinished(bytes) {
             // There is no room for the request head.
             self.condemn(Cut::Head);
         }
@@ -216,11 +222,32 @@ impl Activity {
 
     /// Notes the bytes that HPACK's decoder keeps for the connection.
     pub(super) fn note_kept(&self, bytes: usize) {
-        match self.heads.set_kept(bytes, self.is_known()) {
+        let room = self.input.set_kept(bytes, self.is_known());
+        self.stay_within(room, Cut::HeaderTable);
+    }
+
+    /// Notes the bytes that all pieces of bodies so far may have kept, if none of them was read.
+    pub(super) fn note_pieces(&self, bytes: u64) {
+        self.bodies
+            .set_kept(bytes, |unread| self.note_unread(unread));
+    }
+
+    /// Notes the bytes that are kept with unread pieces of bodies.
+    pub(super) fn note_unread(&self, bytes: usize) {
+        let room = self.input.set_unread(bytes, self.is_known());
+        self.stay_within(room, Cut::UnreadBodies);
+    }
+
+    pub(super) fn unread_bodies(&self) -> &UnreadBodies {
+        &self.bodies
+    }
+
+    /// Has the client take another connection, where it begins with nothing again, or cuts this one.
+    fn stay_within(&self, room: KeptRoom, cut: Cut) {
+        match room {
             KeptRoom::Enough => {}
-            // It begins with nothing again on another connection.
             KeptRoom::Little => self.leave(),
-            KeptRoom::None => self.condemn(Cut::HeaderTable),
+            KeptRoom::None => self.condemn(cut),
         }
     }
 

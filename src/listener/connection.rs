@@ -33,10 +33,11 @@ use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
 use super::stream_stall::StreamExecutor;
 use super::timeouts::{ConnectionTimeouts, TimeoutAction};
+use super::unread_bodies::OpenBody;
 use super::watched_frames::WatchedFrames;
 use super::watched_lines::WatchedLines;
 use super::write_coalescing::{CoalescingStream, TurnFlusher};
-use crate::body::{self, AnswerMeter, Body, BoxError};
+use crate::body::{self, AnswerMeter, Body, BoxError, RequestBodyReader};
 use crate::drain::DrainWatch;
 use crate::headers::copy_of_target;
 
@@ -208,6 +209,10 @@ impl Protocols {
                 // The request may wait, and would keep more than counts for it.
                 *request.uri_mut() = copy_of_target(request.uri());
                 running = running.counted(fresh_streams::bytes_of(&request));
+                if !http_body::Body::is_end_stream(request.body()) {
+                    let reader = RequestBodyReader(Arc::new(OpenBody::new(&activity)));
+                    request.extensions_mut().insert(reader);
+                }
             }
             Box::pin(answer(
                 request,

@@ -14,7 +14,7 @@ use super::activity::Activity;
 use super::activity_stream::ActivityStream;
 use super::connection::{Peer, Protocols, RequestHandler, TlsPeer};
 use super::fresh_streams::FreshStreams;
-use super::head_memory::HeadMemory;
+use super::input_memory::InputMemory;
 use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener, OpenGauge};
 use super::open_connections::OpenConnections;
@@ -40,7 +40,7 @@ pub(super) struct ConnectionServer<H> {
     balancers: TrustedProxies,
     addresses: AddressLimiter,
     open: OpenConnections,
-    heads: Arc<HeadMemory>,
+    input: Arc<InputMemory>,
     streams: Arc<FreshStreams>,
     memory: MemoryBudget,
     drain: DrainWatch,
@@ -77,7 +77,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
             balancers: TrustedProxies::default(),
             addresses: AddressLimiter::new(limits.of_address()),
             open: OpenConnections::new(&limits),
-            heads: HeadMemory::within(&limits.memory),
+            input: InputMemory::within(&limits.memory),
             streams: FreshStreams::within(&limits.memory),
             memory: limits.memory.clone(),
             protocols: Protocols::new(limits, listener),
@@ -127,7 +127,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
             let Some(place) = self.open.place().await else {
                 return;
             };
-            let activity = Activity::new(&self.heads, &self.streams);
+            let activity = Activity::new(&self.input, &self.streams);
             let closable = self.open.may_close(&activity);
             let share = SocketShare {
                 _place: place,

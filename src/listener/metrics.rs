@@ -39,7 +39,7 @@ const CUT: Metric<Counter, 2> = Metric::new(
      asked to), resets (most requests were taken back), settings (too many SETTINGS frames), pings (too many \
      PING or PRIORITY frames), unknown-frames (too many frames that HTTP/2 does not \
      define), header-table (too much was kept of what clients had sent, to decode their next requests), \
-     full (others needed its place).",
+     unread-bodies (too much was kept with pieces of request bodies that nobody had read yet), full (others needed its place).",
 );
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
     "watershed_responses_terminated_total",
@@ -100,6 +100,8 @@ pub(super) enum Cut {
     UnknownFrames,
     /// Too much was kept of what clients had sent, to decode their next requests.
     HeaderTable,
+    /// Too much was kept with pieces of bodies that nobody had read yet.
+    UnreadBodies,
     /// The listener was full, and the client unknown, and idle or slow.
     Full,
 }
@@ -151,6 +153,7 @@ impl Cut {
             Self::Pings => "pings",
             Self::UnknownFrames => "unknown-frames",
             Self::HeaderTable => "header-table",
+            Self::UnreadBodies => "unread-bodies",
             Self::Full => "full",
         }
     }

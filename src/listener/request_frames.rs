@@ -14,10 +14,12 @@
 //! field without a name. No usual client sends any of them. They are changed to what both read alike.
 //!
 //! Sources: RFC 9113, sections 3.4, 4.1 and 6; RFC 7541, sections 5 and 6, and appendix A.
+mod body_gaps;
 mod header_block;
 mod header_table;
 mod huffman;
 
+use body_gaps::{BodyGaps, RequestFrame};
 use header_block::{BlockReader, part};
 
 use super::inspect::Inspect;
@@ -29,8 +31,10 @@ const HEAD: usize = 9;
 /// The places of the type and of the stream in it.
 const TYPE: usize = 3;
 const STREAM: usize = 5;
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const PRIORITY_FRAME: u8 = 2;
+const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PUSH_PROMISE: u8 = 5;
 const PING: u8 = 6;
@@ -39,6 +43,7 @@ const CONTINUATION: u8 = 9;
 const LAST_KNOWN: u8 = CONTINUATION;
 /// The flag of SETTINGS and PING that only confirm the other side's.
 const ACK: u8 = 0x1;
+const END_STREAM: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
@@ -59,6 +64,9 @@ pub(crate) struct FrameReader {
     stream: [u8; 4],
     /// The place of the next byte of the stream that the frame depends on, while it may be the same.
     dependency: Option<usize>,
+    /// The place of the next frame among the bytes of the connection.
+    next_frame: u64,
+    bodies: BodyGaps,
     counts: FrameCounts,
 }
 
@@ -118,6 +126,8 @@ impl Default for FrameReader {
             unfinished: 0,
             stream: [0; 4],
             dependency: None,
+            next_frame: u64::from(PREFACE),
+            bodies: BodyGaps::default(),
             counts: FrameCounts::default(),
         }
     }
@@ -143,6 +153,11 @@ impl FrameReader {
     /// Returns the bytes that HPACK's decoder keeps of what was read.
     pub(super) fn kept_for_hpack(&self) -> usize {
         self.block.table.kept()
+    }
+
+    /// Returns the bytes that all pieces of bodies so far may have kept, if none of them was read.
+    pub(super) fn kept_for_bodies(&self) -> u64 {
+        self.bodies.kept()
     }
 
     /// Returns the numbers of what was read so far.
@@ -269,6 +284,7 @@ impl FrameReader {
         let length = u32::from_be_bytes([0, self.head[0], self.head[1], self.head[2]]);
         let (kind, flags) = (self.head[TYPE], self.head[4]);
         self.stream.copy_from_slice(&self.head[STREAM..]);
+        self.follow_bodies(kind, flags, length);
         self.dependency = (kind == HEADERS && flags & PRIORITY != 0).then_some(0);
         self.head.clear();
         self.frame = match kind {
@@ -308,6 +324,26 @@ impl FrameReader {
                 self.begin_block(length, 0, 0);
             }
             _ => self.go_on(length, 0, 0),
+        }
+    }
+
+    /// Notes the frame, if it has a part in the body of a request.
+    fn follow_bodies(&mut self, kind: u8, flags: u8, length: u32) {
+        let start = self.next_frame;
+        self.next_frame = start + HEAD as u64 + u64::from(length);
+        // The first bit has no meaning.
+        let stream = u32::from_be_bytes(self.stream) & (u32::MAX >> 1);
+        let frame = RequestFrame {
+            stream,
+            start,
+            end: self.next_frame,
+            is_last: flags & END_STREAM != 0,
+        };
+        match kind {
+            HEADERS => self.bodies.note_head(frame),
+            DATA => self.bodies.note_piece(frame, flags & PADDED != 0),
+            RST_STREAM => self.bodies.note_reset(stream),
+            _ => {}
         }
     }
 

@@ -123,6 +123,7 @@ impl Inspect for WatchedFrames {
         self.limit_rates();
         self.activity.note_head(self.frames.unfinished());
         self.activity.note_kept(self.frames.kept_for_hpack());
+        self.activity.note_pieces(self.frames.kept_for_bodies());
     }
 
     fn poll_allowed(&mut self, context: &mut Context<'_>) -> Poll<usize> {
@@ -171,7 +172,7 @@ mod tests {
 
     use super::super::activity::RunningRequest;
     use super::super::fresh_streams::FreshStreams;
-    use super::super::head_memory::HeadMemory;
+    use super::super::input_memory::InputMemory;
     use super::super::inspected::InspectedStream;
     use super::*;
     use crate::budget::MemoryBudget;
@@ -187,7 +188,10 @@ mod tests {
 
     fn activity(budget: usize) -> Arc<Activity> {
         let budget = MemoryBudget::new(Some(budget));
-        Activity::new(&HeadMemory::within(&budget), &FreshStreams::within(&budget))
+        Activity::new(
+            &InputMemory::within(&budget),
+            &FreshStreams::within(&budget),
+        )
     }
 
     /// Returns a connection of so many frames.
@@ -262,7 +266,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_first_request_of_a_connection_is_read_while_those_of_others_wait() {
         let budget = MemoryBudget::new(Some(16 * 20_000));
-        let heads = HeadMemory::within(&budget);
+        let heads = InputMemory::within(&budget);
         let streams = FreshStreams::within(&budget);
         let [others, one] = [(); 2].map(|()| Activity::new(&heads, &streams));
         let _waiting = RunningRequest::new(&others).counted(30_000);
@@ -281,7 +285,7 @@ mod tests {
     #[tokio::test]
     async fn usual_requests_have_the_table_keep_little() {
         let budget = MemoryBudget::new(Some(1 << 20));
-        let heads = HeadMemory::within(&budget);
+        let heads = InputMemory::within(&budget);
         let activity = Activity::new(&heads, &FreshStreams::within(&MemoryBudget::default()));
         let (near, far) = tokio::io::duplex(1 << 20);
         let io = InspectedStream::new(far, WatchedFrames::new(&activity), &activity);

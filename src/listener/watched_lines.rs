@@ -47,7 +47,7 @@ impl Inspect for WatchedLines {
 mod tests {
     use super::super::activity::RunningRequest;
     use super::super::fresh_streams::FreshStreams;
-    use super::super::head_memory::HeadMemory;
+    use super::super::input_memory::InputMemory;
     use super::super::limits::ConnectionLimits;
     use super::super::metrics::Cut;
     use super::*;
@@ -55,7 +55,7 @@ mod tests {
 
     /// Returns two connections that share little memory for heads.
     fn pair() -> [(Arc<Activity>, WatchedLines); 2] {
-        let heads = HeadMemory::within(&MemoryBudget::new(Some(1 << 20)));
+        let heads = InputMemory::within(&MemoryBudget::new(Some(1 << 20)));
         let streams = FreshStreams::within(&MemoryBudget::default());
         [(); 2].map(|()| {
             let activity = Activity::new(&heads, &streams);

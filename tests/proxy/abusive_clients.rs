@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -38,6 +39,7 @@ const SHORT: &[&str] = &[
 const LEAST: Duration = Duration::from_secs(8);
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
+const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 /// Measures the peak growth of a process's memory.
 struct Growth {
@@ -415,6 +417,64 @@ async fn heads_that_have_their_decoder_keep_much_end_the_connection() {
     }
     growth.stays_below(32 * MIB);
     drop(open);
+    scene.end().await;
+}
+
+/// Bodies that nobody reads, in small pieces between other frames.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unread_bodies_in_small_pieces_end_the_connection() {
+    const CONNECTIONS: usize = 20;
+    let flags = [
+        "--memory-limit",
+        "64Mi",
+        // Users stay known while reviews are held back.
+        "--authentication-token-webhook-cache-ttl",
+        "10m",
+    ];
+    let scene = Scene::start(small(), &flags).await;
+    let faults = scene.upstream.faults();
+    faults.set(|active| active.hold = Some(REVIEWS.to_owned()));
+    let growth = Growth::watch(scene.program.pid());
+    let list = block(&get(LIST, "Bearer unknown"));
+    let update = frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes());
+    let piece = [frame(DATA, 0, 1, &[b'a'; 256]), update.repeat(640)].concat();
+    let body = [frame(HEADERS, END_HEADERS, 1, &list), piece.repeat(800)].concat();
+    let send = async || {
+        let mut frames = Frames::open(scene.proxied(), 65_535).await;
+        frames.send(&body).await;
+        frames
+    };
+    let open = join_all((0..CONNECTIONS).map(|_| send())).await;
+    eventually("connections to be cut", async || {
+        let cut = scene.cut("unread-bodies").await;
+        (cut >= CONNECTIONS as f64 / 2.0)
+            .then_some(())
+            .ok_or(format!("{cut} were cut"))
+    })
+    .await;
+    growth.stays_below(16 * MIB);
+    faults.set(|active| active.hold = None);
+    drop(open);
+    // One that upstream reads is whatever its client likes.
+    let mut post = get("/api/v1/namespaces/team-00/configmaps", &scene.bearer);
+    post[0].1 = "POST";
+    let mut frames = Frames::open(scene.proxied(), 65_535).await;
+    frames
+        .send(&frame(HEADERS, END_HEADERS, 1, &block(&post)))
+        .await;
+    for _ in 0..50 {
+        assert!(frames.send(&piece.repeat(10)).await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    frames.send(&frame(DATA, END_STREAM, 1, b"a")).await;
+    loop {
+        let answer = frames.next().await.expect("an answer");
+        assert_ne!(answer.kind, GOAWAY, "{answer:?}");
+        if (answer.kind, answer.stream) == (HEADERS, 1) {
+            break;
+        }
+    }
+    drop(frames);
     scene.end().await;
 }
 

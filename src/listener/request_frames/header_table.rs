@@ -24,7 +24,7 @@ const STATIC_NAMES: [usize; 61] = [
 ];
 /// The largest buffer that frames are read into, without those of a head of several frames. h2 doubles
 /// it until it has room for the largest frame, of 16 KiB, at any place.
-const READ_BUFFER: usize = 64 << 10;
+pub(super) const READ_BUFFER: usize = 64 << 10;
 /// The buffer that texts are decoded into, which h2 doubles until it has room for the longest one.
 const DECODE_BUFFER: usize = 4 << 10;
 /// The bytes of the buffer for a byte of text in Huffman's code. The shortest codes have five bits, and a
