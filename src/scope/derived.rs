@@ -161,7 +161,7 @@ impl DerivedFeed {
                 },
                 DerivedProgress::Following(following) => {
                     match self.deriver.follow(following).await? {
-                        FollowingStep::Told(step) => step,
+                        FollowingStep::Reported(step) => step,
                         FollowingStep::Restart(step) => {
                             self.progress = DerivedProgress::restart(following);
                             step

@@ -57,7 +57,7 @@ pub(super) enum CheckError {
 
 impl CheckedPrint {
     /// Returns what the caller is told of the server, and of the objects that it prints anew.
-    pub(super) fn as_told(&self, reprinted: ReprintedObjects) -> CheckedServer {
+    pub(super) fn as_reported(&self, reprinted: ReprintedObjects) -> CheckedServer {
         CheckedServer {
             release: self.release.clone(),
             bookmark: self.bookmark.clone(),

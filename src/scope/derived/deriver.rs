@@ -10,7 +10,7 @@ use super::failures::FallbackReason;
 use super::following::{FollowedChange, FollowedState, Following, FollowingReader};
 use super::opened::{OpenedSource, Readiness, until_unreadable, until_unusable};
 use super::state_print::StatePrint;
-use super::step::{DerivedEnd, DerivedStep, ToldState};
+use super::step::{DerivedEnd, DerivedStep, ReportedState};
 use crate::scope::cached::Scope;
 use crate::scope::handle::ScopeHandle;
 use crate::scope::phase::ScopePhase;
@@ -29,7 +29,7 @@ pub(super) struct Deriver {
     pub(super) states: StatePrint,
     pub(super) attempts: Attempts,
     /// The last thing that the caller was told of the source.
-    told: ToldState,
+    reported: ReportedState,
     /// The server whose JSON was compared last, and what was learned of it.
     pub(super) checked: Option<CheckedPrint>,
 }
@@ -41,7 +41,7 @@ pub(super) enum SourceLook {
     /// Something changed. Look again.
     Changed,
     /// The caller has to be told first.
-    Worse(ToldState),
+    Worse(ReportedState),
 }
 
 /// The result of an attempt to read the source's state.
@@ -54,8 +54,8 @@ pub(super) enum OpenedStep {
 
 /// The next step of a source whose events are followed.
 pub(super) enum FollowingStep {
-    /// The caller may have to be told of it.
-    Told(Option<DerivedStep>),
+    /// One that the caller may have to learn of.
+    Reported(Option<DerivedStep>),
     /// The source's state has to be read again.
     Restart(Option<DerivedStep>),
 }
@@ -79,7 +79,7 @@ impl Deriver {
             check,
             states,
             attempts: Attempts::new(),
-            told: ToldState::Followed,
+            reported: ReportedState::Followed,
             checked: None,
         }
     }
@@ -88,12 +88,12 @@ impl Deriver {
     pub(super) fn begin_anew(&mut self) {
         self.checked = None;
         self.attempts = Attempts::new();
-        self.told = ToldState::Followed;
+        self.reported = ReportedState::Followed;
     }
 
     /// Notes that the caller follows the source from now on.
     pub(super) fn begin_following(&mut self) {
-        self.told = ToldState::Followed;
+        self.reported = ReportedState::Followed;
     }
 
     /// Waits for the source's state, checks how upstream prints it, and prints it.
@@ -104,7 +104,7 @@ impl Deriver {
         let scope = match self.look(opened).await? {
             SourceLook::Checked(scope) => scope,
             SourceLook::Changed => return Ok(OpenedStep::Unread(None)),
-            SourceLook::Worse(state) => return Ok(OpenedStep::Unread(self.tell(state))),
+            SourceLook::Worse(state) => return Ok(OpenedStep::Unread(self.report(state))),
         };
         // Before the state is read: a quarantine after this may be about it.
         let quarantines = scope.differences.quarantines();
@@ -152,7 +152,7 @@ impl Deriver {
         opened: &mut OpenedSource,
     ) -> Result<SourceLook, DerivedEnd> {
         let scope = Arc::clone(opened.source());
-        match opened.readiness(self.told).await? {
+        match opened.readiness(self.reported).await? {
             Readiness::Ready => {}
             Readiness::Changed => return Ok(SourceLook::Changed),
             Readiness::Worse(state) => return Ok(SourceLook::Worse(state)),
@@ -175,17 +175,19 @@ impl Deriver {
         }
         Ok(match self.check_print(&scope, &server).await? {
             CheckOutcome::Same(_) => SourceLook::Changed,
-            CheckOutcome::Outdated | CheckOutcome::NoAnswer => SourceLook::Worse(ToldState::Lost),
+            CheckOutcome::Outdated | CheckOutcome::NoAnswer => {
+                SourceLook::Worse(ReportedState::Lost)
+            }
         })
     }
 
     /// Returns the step that tells the caller what became of the source, if it does not know of
     /// that, or of worse.
-    fn tell(&mut self, now: ToldState) -> Option<DerivedStep> {
-        if self.told >= now {
+    fn report(&mut self, now: ReportedState) -> Option<DerivedStep> {
+        if self.reported >= now {
             return None;
         }
-        self.told = now;
+        self.reported = now;
         now.step()
     }
 
@@ -241,7 +243,7 @@ impl Deriver {
         let has_seen_objects = self.checked.as_ref().is_some_and(|it| it.has_seen_objects);
         let change = following
             .next(FollowingReader {
-                is_followed: self.told == ToldState::Followed,
+                is_followed: self.reported == ReportedState::Followed,
                 has_seen_objects,
             })
             .await;
@@ -258,24 +260,24 @@ impl Deriver {
                 Some(DerivedStep::Change(change))
             }
             FollowedChange::Followed(true) => {
-                let before = std::mem::replace(&mut self.told, ToldState::Followed);
-                (before != ToldState::Followed).then_some(DerivedStep::Refollowed)
+                let before = std::mem::replace(&mut self.reported, ReportedState::Followed);
+                (before != ReportedState::Followed).then_some(DerivedStep::Refollowed)
             }
-            FollowedChange::Followed(false) => self.tell(ToldState::Lost),
-            FollowedChange::TooOld => self.tell(ToldState::TooOld),
+            FollowedChange::Followed(false) => self.report(ReportedState::Lost),
+            FollowedChange::TooOld => self.report(ReportedState::TooOld),
             FollowedChange::Expired => {
                 // The next state may be as short of history.
                 self.attempts.retry();
-                return Ok(FollowingStep::Restart(self.tell(ToldState::Lost)));
+                return Ok(FollowingStep::Restart(self.report(ReportedState::Lost)));
             }
             FollowedChange::Quarantined => {
-                return Ok(FollowingStep::Restart(self.tell(ToldState::Doubted)));
+                return Ok(FollowingStep::Restart(self.report(ReportedState::Doubted)));
             }
             FollowedChange::Closed => {
                 return Err(FallbackReason::Source("its scope in protobuf was closed").into());
             }
         };
-        Ok(FollowingStep::Told(step))
+        Ok(FollowingStep::Reported(step))
     }
 
     /// Compares the JSON of another server, or of a type that had no objects before.
@@ -285,8 +287,8 @@ impl Deriver {
         server: &ServedBy,
     ) -> Result<FollowingStep, DerivedEnd> {
         // Until upstream has answered, nothing of what the source has is shown.
-        if let Some(step) = self.tell(ToldState::Lost) {
-            return Ok(FollowingStep::Told(Some(step)));
+        if let Some(step) = self.report(ReportedState::Lost) {
+            return Ok(FollowingStep::Reported(Some(step)));
         }
         let source = Arc::clone(following.source());
         let has_events = following.has_events();
@@ -304,7 +306,7 @@ impl Deriver {
                 following.end_comparison();
             }
             let CheckOutcome::Same(now) = checked else {
-                return Ok(FollowingStep::Told(None));
+                return Ok(FollowingStep::Reported(None));
             };
             *now
         };
@@ -327,17 +329,17 @@ impl Deriver {
             tokio::select! {
                 printed = print => printed?,
                 // A large type takes seconds. The caller has to know of this before.
-                () = until_unusable(&source) => return Ok(FollowingStep::Told(None)),
+                () = until_unusable(&source) => return Ok(FollowingStep::Reported(None)),
             }
         };
         if !source.upstream.is_following() {
-            return Ok(FollowingStep::Told(None));
+            return Ok(FollowingStep::Reported(None));
         }
-        let told = DerivedStep::Checked(now.as_told(reprinted));
+        let checked = DerivedStep::Checked(now.as_reported(reprinted));
         following.accept(now);
-        // If the source does not follow any more, that is told next.
-        self.told = ToldState::Followed;
-        Ok(FollowingStep::Told(Some(told)))
+        // If the source does not follow any more, that is reported next.
+        self.reported = ReportedState::Followed;
+        Ok(FollowingStep::Reported(Some(checked)))
     }
 
     /// Prints the next event.

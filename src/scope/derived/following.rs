@@ -36,7 +36,7 @@ pub(super) struct Following {
     /// The server whose events may be printed, and in which manner.
     accepted: CheckedPrint,
     /// The caller was told this.
-    told_too_old: bool,
+    reported_too_old: bool,
     /// The moment by which another server's JSON must have been compared, while that is under way.
     compared_by: Option<Instant>,
 }
@@ -101,7 +101,7 @@ impl Following {
             version: state.version,
             quarantines: state.quarantines,
             accepted,
-            told_too_old: false,
+            reported_too_old: false,
             compared_by: None,
         }
     }
@@ -202,8 +202,8 @@ impl Following {
                 matches!(phase, ScopePhase::Stale(_)),
             ),
         };
-        let told_too_old = std::mem::replace(&mut self.told_too_old, is_too_old);
-        if is_too_old && !told_too_old {
+        let reported_too_old = std::mem::replace(&mut self.reported_too_old, is_too_old);
+        if is_too_old && !reported_too_old {
             return Some(FollowedChange::TooOld);
         }
         let is_delivering = *self.is_delivering.borrow();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::failures::FallbackReason;
-use super::step::ToldState;
+use super::step::ReportedState;
 use crate::scope::cached::Scope;
 use crate::scope::handle::ScopeHandle;
 use crate::scope::phase::ScopePhase;
@@ -28,7 +28,7 @@ pub(super) enum Readiness {
     /// Something changed. Look again.
     Changed,
     /// The caller has to be told first.
-    Worse(ToldState),
+    Worse(ReportedState),
 }
 
 impl OpenedSource {
@@ -51,7 +51,10 @@ impl OpenedSource {
     /// caller was told.
     ///
     /// A source that does not follow may show an old state, and its age would be lost with a list.
-    pub(super) async fn readiness(&mut self, told: ToldState) -> Result<Readiness, FallbackReason> {
+    pub(super) async fn readiness(
+        &mut self,
+        reported: ReportedState,
+    ) -> Result<Readiness, FallbackReason> {
         const STOPPED: FallbackReason = FallbackReason::Source("it is not cached in protobuf");
         let source = &self.source;
         let mut phases = source.phase.clone();
@@ -64,15 +67,15 @@ impl OpenedSource {
                 return Ok(Readiness::Ready);
             }
             ScopePhase::Stopped(reason) if !reason.may_pass() => return Err(STOPPED),
-            ScopePhase::Syncing => ToldState::Followed,
+            ScopePhase::Syncing => ReportedState::Followed,
             ScopePhase::Ready(_)
             | ScopePhase::Failing
             | ScopePhase::SchemaChanged
-            | ScopePhase::Stopped(_) => ToldState::Lost,
-            ScopePhase::Stale(_) => ToldState::TooOld,
-            ScopePhase::Quarantined => ToldState::Doubted,
+            | ScopePhase::Stopped(_) => ReportedState::Lost,
+            ScopePhase::Stale(_) => ReportedState::TooOld,
+            ScopePhase::Quarantined => ReportedState::Doubted,
         };
-        if now > told {
+        if now > reported {
             return Ok(Readiness::Worse(now));
         }
         let changed = async {

@@ -102,7 +102,7 @@ impl DerivedFeed {
         }
         caller.source.record_quarantines(point.quarantines);
         caller.source.attach(Arc::clone(source));
-        let server = checked.as_told(self.deriver.states.nothing_anew());
+        let server = checked.as_reported(self.deriver.states.nothing_anew());
         let state = FollowedState {
             version,
             quarantines: point.quarantines,

@@ -9,7 +9,7 @@ use crate::upstream::{Change, Release};
 
 /// The state of the source as the caller knows it. Each state is worse than the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum ToldState {
+pub(super) enum ReportedState {
     /// Its changes arrive.
     Followed,
     /// They do not.
@@ -72,7 +72,7 @@ impl From<DoesNotFit> for DerivedEnd {
     }
 }
 
-impl ToldState {
+impl ReportedState {
     /// Returns the step that tells this.
     pub(super) fn step(self) -> Option<DerivedStep> {
         match self {

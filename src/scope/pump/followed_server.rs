@@ -7,8 +7,8 @@ use crate::upstream::{InitialEventsAnswer, Release};
 pub(super) struct FollowedServer {
     pub(super) release: ReleaseLearner,
     pub(super) streaming: StreamingLearner,
-    /// Its release, once it has told it.
-    told: Option<Release>,
+    /// Its release, once it has answered.
+    known_release: Option<Release>,
     /// An event that is known came again in other bytes. The release tells why.
     is_rewritten: bool,
 }
@@ -25,7 +25,7 @@ impl FollowedServer {
         Self {
             release,
             streaming,
-            told: None,
+            known_release: None,
             is_rewritten: false,
         }
     }
@@ -66,7 +66,7 @@ impl FollowedServer {
 
     /// Records the release of the server. Returns `true` if it is another one than was known.
     pub(super) fn record_release(&mut self, release: Option<Release>) -> bool {
-        let before = std::mem::replace(&mut self.told, release);
-        before.is_some() && before != self.told
+        let before = std::mem::replace(&mut self.known_release, release);
+        before.is_some() && before != self.known_release
     }
 }

@@ -33,13 +33,13 @@ impl OtherStreams {
         self.forget();
     }
 
-    /// Forgets what was told so far.
+    /// Forgets what streams have brought so far.
     pub(super) fn forget(&mut self) {
         self.news.mark_unchanged();
     }
 
     /// Waits until a stream brings something. Cancelling a call loses nothing.
-    pub(super) async fn told(&mut self) {
+    pub(super) async fn changed(&mut self) {
         // The sender lives as long as this does.
         let _ = self.news.changed().await;
     }

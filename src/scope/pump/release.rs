@@ -91,8 +91,8 @@ pub(super) enum LearnedRelease {
     Relist(Option<Release>),
     /// This server's connection takes no more requests, so that its release will not be known.
     Unaskable(ServedBy),
-    /// The server has not told its release in time, or several could not be asked.
-    NotTold,
+    /// The server has not answered in time, or several could not be asked.
+    Unanswered,
 }
 
 /// The objects that a server prints differently than memory has them.
@@ -185,7 +185,7 @@ impl ReleaseLearner {
             limit,
         };
         if limit.is_some() && self.reopenings.failures() >= MAX_REOPENINGS {
-            self.job = Some(ready(LearnedRelease::NotTold).boxed());
+            self.job = Some(ready(LearnedRelease::Unanswered).boxed());
             return;
         }
         let learn = async move {
@@ -225,7 +225,7 @@ impl ReleaseLearner {
                 self.reopenings.pause();
                 return learned;
             }
-            LearnedRelease::NotTold => return learned,
+            LearnedRelease::Unanswered => return learned,
             LearnedRelease::Current(release) => release,
             LearnedRelease::Other { release, .. } | LearnedRelease::Relist(release) => {
                 self.pace.read();
@@ -252,12 +252,12 @@ impl ReleaseLearner {
 impl ReleaseComparison {
     async fn learn(self) -> Result<LearnedRelease, Unaskable> {
         let (client, server) = (&self.context.client, &self.server);
-        let told = release_when_answered(client, server, self.patience);
+        let answer = release_when_answered(client, server, self.patience);
         let release = match self.limit {
-            None => told.await?,
-            Some(limit) => match timeout(limit, told).await {
-                Ok(told) => told?,
-                Err(_) => return Ok(LearnedRelease::NotTold),
+            None => answer.await?,
+            Some(limit) => match timeout(limit, answer).await {
+                Ok(release) => release?,
+                Err(_) => return Ok(LearnedRelease::Unanswered),
             },
         };
         let printed = match &self.printed {

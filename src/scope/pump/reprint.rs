@@ -34,7 +34,7 @@ impl ScopePump {
         // Derived objects are as the source's, which is compared itself.
         if self.feed.reflector().is_some() {
             let is_restored = self.properties.is_restored();
-            let limit = is_restored.then(|| self.shared.untold.patience());
+            let limit = is_restored.then(|| self.shared.unanswered.patience());
             self.server.release.follow(&server, &ready.format, limit);
         }
         self.name_server();
@@ -78,7 +78,7 @@ impl ScopePump {
                 self.record_proof(StateProof::Printed);
             }
             LearnedRelease::Unaskable(server) => self.reopen_instead_of(&server),
-            LearnedRelease::NotTold => self.give_up_without_release(),
+            LearnedRelease::Unanswered => self.give_up_without_release(),
             LearnedRelease::Relist(release) => {
                 self.server.end_rewriting();
                 if !self.properties.is_unknown() {

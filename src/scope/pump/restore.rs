@@ -105,7 +105,7 @@ impl ScopePump {
     /// it is not known whether the server prints the objects as they are held.
     pub(super) fn give_up_without_release(&mut self) {
         if self.properties.is_restored() {
-            self.shared.untold.record();
+            self.shared.unanswered.record();
             tracing::warn!(
                 resource = %self.scope.key.gvr,
                 "upstream does not report its release, so the loaded state cannot be used; listing"

@@ -84,7 +84,7 @@ impl ServedState {
                 missing = self.overdue.missing(), if self.scope.upstream.is_following() => {
                     return DeliveryChange::EventMissing(missing);
                 }
-                () = self.others.told(), if self.may_reopen_with_others() => {
+                () = self.others.changed(), if self.may_reopen_with_others() => {
                     return DeliveryChange::OthersDeliver;
                 }
                 () = wait_until(self.reopened_by) => {

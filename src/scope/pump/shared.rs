@@ -17,8 +17,8 @@ use crate::upstream::ServedBy;
 /// Time that a restored state waits for its server's release.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
 /// The same after another one has waited for nothing, and the time for which that is remembered.
-const ALREADY_UNTOLD: Duration = Duration::from_secs(1);
-const UNTOLD_REMEMBERED: Duration = Duration::from_mins(5);
+const AFTER_UNANSWERED: Duration = Duration::from_secs(1);
+const UNANSWERED_REMEMBERED: Duration = Duration::from_mins(5);
 
 /// The parts that the tasks of all scopes share. Cheap to clone.
 #[derive(Clone)]
@@ -34,8 +34,8 @@ pub(in crate::scope) struct SharedByPumps {
     pub(super) null_in_structs: Arc<NullInStructs>,
     /// Permits to learn the form of another release.
     pub(super) learners: Arc<Semaphore>,
-    pub(super) untold: Arc<UntoldRelease>,
-    /// Is told when a stream brings something after a time in which one brought nothing that was due.
+    pub(super) unanswered: Arc<UnansweredReleases>,
+    /// Changes when a stream brings something after a time in which one brought nothing that was due.
     pub(super) streams: Arc<watch::Sender<()>>,
 }
 
@@ -50,18 +50,18 @@ impl SharedByPumps {
             releases: Arc::default(),
             null_in_structs: Arc::default(),
             learners: Arc::new(Semaphore::new(LEARNERS)),
-            untold: Arc::default(),
+            unanswered: Arc::default(),
             streams: Arc::default(),
         }
     }
 }
 
-/// The last time that a scope was listed because upstream did not tell its release. Others then need not
+/// The last time that a scope was listed because upstream did not answer with its release. Others then need not
 /// wait as long for it.
 #[derive(Debug, Default)]
-pub(super) struct UntoldRelease(Mutex<Option<Instant>>);
+pub(super) struct UnansweredReleases(Mutex<Option<Instant>>);
 
-impl UntoldRelease {
+impl UnansweredReleases {
     pub(super) fn record(&self) {
         *self.0.lock() = Some(Instant::now());
     }
@@ -69,19 +69,19 @@ impl UntoldRelease {
     /// Returns the time that a restored state waits for the release of its server.
     pub(super) fn patience(&self) -> Duration {
         match *self.0.lock() {
-            Some(at) if at.elapsed() < UNTOLD_REMEMBERED => ALREADY_UNTOLD,
+            Some(at) if at.elapsed() < UNANSWERED_REMEMBERED => AFTER_UNANSWERED,
             _ => RELEASE_PATIENCE,
         }
     }
 }
 
-/// The newest [`BookmarkFormat::null_in_structs`] of any scope. Some bookmarks do not tell it, and
+/// The newest [`BookmarkFormat::null_in_structs`] of any scope. Some bookmarks do not show it, and
 /// it is the same for all types.
 #[derive(Debug, Default)]
 pub(super) struct NullInStructs(Mutex<Option<bool>>);
 
 impl NullInStructs {
-    /// Returns a format with what other scopes' bookmarks told, if it lacks that.
+    /// Returns a format with what other scopes' bookmarks showed, if it lacks that.
     pub(super) fn complete(&self, format: BookmarkFormat) -> BookmarkFormat {
         let known = {
             let mut known = self.0.lock();
