@@ -70,6 +70,9 @@ pub struct AnswerMeter(pub Arc<dyn BodyMeter>);
 /// Learns how far the body of a request was read. It is dropped once the body is read to its end, or by
 /// nobody any more.
 pub trait BodyReader: Send + Sync {
+    /// Notes that so many bytes more were read.
+    fn has_read(&self, bytes: usize);
+
     /// Notes that all that has come was read.
     fn has_read_all(&self);
 }
@@ -238,7 +241,12 @@ impl http_body::Body for ClientBody {
             None => None,
         };
         let end = match frame {
-            Some(Ok(_)) if !inner.is_end_stream() => return Poll::Ready(frame),
+            Some(Ok(frame)) if !inner.is_end_stream() => {
+                if let Some(reader) = &self.reader {
+                    reader.0.has_read(frame.data_ref().map_or(0, Bytes::len));
+                }
+                return Poll::Ready(Some(Ok(frame)));
+            }
             Some(Err(_)) => ReachedEnd::Broken,
             Some(Ok(_)) | None => ReachedEnd::Whole,
         };

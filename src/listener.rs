@@ -20,6 +20,7 @@ mod limits;
 mod lingering;
 pub mod listen;
 pub mod metrics;
+mod open_body;
 mod open_connections;
 mod peer_connection;
 mod per_address;

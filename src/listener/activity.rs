@@ -13,6 +13,7 @@ use super::fresh_streams::{FreshStreams, REFUSAL_BYTES, StreamRoom};
 use super::input_memory::{ConnectionInput, InputMemory, KeptRoom};
 use super::limits::ConnectionLimits;
 use super::metrics::Cut;
+use super::request_frames::KeptBytes;
 use super::request_lines::{RefusedRequests, RequestFault};
 use super::stream_stall::{self, Unread};
 use super::unread_bodies::UnreadBodies;
@@ -227,9 +228,9 @@ impl Activity {
     }
 
     /// Notes the bytes that all pieces of bodies so far may have kept, if none of them was read.
-    pub(super) fn note_pieces(&self, bytes: u64) {
+    pub(super) fn note_pieces(&self, kept: KeptBytes) {
         self.bodies
-            .set_kept(bytes, |unread| self.note_unread(unread));
+            .set_kept(kept, self.turn(), |unread| self.note_unread(unread));
     }
 
     /// Notes the bytes that are kept with unread pieces of bodies.

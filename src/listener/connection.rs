@@ -28,12 +28,12 @@ use super::fresh_streams;
 use super::goaway::{GoawayRule, LastOfConnection};
 use super::http1_rules;
 use super::inspected::InspectedStream;
-use super::limits::ConnectionLimits;
+use super::limits::{ConnectionLimits, STREAM_WINDOW};
 use super::metrics::Listener;
+use super::open_body::OpenBody;
 use super::peer_connection::PeerConnection;
 use super::stream_stall::StreamExecutor;
 use super::timeouts::{ConnectionTimeouts, TimeoutAction};
-use super::unread_bodies::OpenBody;
 use super::watched_frames::WatchedFrames;
 use super::watched_lines::WatchedLines;
 use super::write_coalescing::{CoalescingStream, TurnFlusher};
@@ -88,8 +88,7 @@ where
     }
 }
 
-/// The bytes a client may send ahead on one stream, and on a connection.
-const STREAM_WINDOW: u32 = 256 * 1024;
+/// The bytes a client may send ahead on a connection.
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
 /// Smallest HTTP/1 buffer that hyper accepts.

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::budget::MemoryBudget;
 
+/// The bytes a client may send ahead on an HTTP/2 stream.
+pub(super) const STREAM_WINDOW: u32 = 256 * 1024;
+
 /// Limits of client connections. They bound everything that is held for a client.
 #[derive(Clone, Debug)]
 pub struct ConnectionLimits {

@@ -19,7 +19,8 @@ mod header_block;
 mod header_table;
 mod huffman;
 
-use body_gaps::{BodyGaps, RequestFrame};
+pub(super) use body_gaps::KeptBytes;
+use body_gaps::{BodyGaps, RequestFrame, RequestFrameKind};
 use header_block::{BlockReader, part};
 
 use super::inspect::Inspect;
@@ -64,9 +65,11 @@ pub(crate) struct FrameReader {
     stream: [u8; 4],
     /// The place of the next byte of the stream that the frame depends on, while it may be the same.
     dependency: Option<usize>,
+    /// The frame, as a part of a request.
+    request_frame: Option<RequestFrame>,
+    bodies: BodyGaps,
     /// The place of the next frame among the bytes of the connection.
     next_frame: u64,
-    bodies: BodyGaps,
     counts: FrameCounts,
 }
 
@@ -126,8 +129,9 @@ impl Default for FrameReader {
             unfinished: 0,
             stream: [0; 4],
             dependency: None,
-            next_frame: u64::from(PREFACE),
+            request_frame: None,
             bodies: BodyGaps::default(),
+            next_frame: u64::from(PREFACE),
             counts: FrameCounts::default(),
         }
     }
@@ -156,7 +160,7 @@ impl FrameReader {
     }
 
     /// Returns the bytes that all pieces of bodies so far may have kept, if none of them was read.
-    pub(super) fn kept_for_bodies(&self) -> u64 {
+    pub(super) fn kept_for_bodies(&self) -> KeptBytes {
         self.bodies.kept()
     }
 
@@ -271,7 +275,13 @@ impl FrameReader {
     /// Goes on in the frame, or to the next one if nothing of it is left.
     fn go_on(&mut self, before: u32, block: u32, padding: u32) {
         self.place = match (before, block, padding) {
-            (0, 0, 0) => FramePlace::Head,
+            (0, 0, 0) => {
+                // Before it is complete, nobody can have read it.
+                if let Some(frame) = self.request_frame.take() {
+                    self.bodies.note(frame);
+                }
+                FramePlace::Head
+            }
             _ => FramePlace::Within {
                 before,
                 block,
@@ -284,7 +294,7 @@ impl FrameReader {
         let length = u32::from_be_bytes([0, self.head[0], self.head[1], self.head[2]]);
         let (kind, flags) = (self.head[TYPE], self.head[4]);
         self.stream.copy_from_slice(&self.head[STREAM..]);
-        self.follow_bodies(kind, flags, length);
+        self.set_request_frame(kind, flags, length);
         self.dependency = (kind == HEADERS && flags & PRIORITY != 0).then_some(0);
         self.head.clear();
         self.frame = match kind {
@@ -327,24 +337,27 @@ impl FrameReader {
         }
     }
 
-    /// Notes the frame, if it has a part in the body of a request.
-    fn follow_bodies(&mut self, kind: u8, flags: u8, length: u32) {
+    /// Notes the frame as a part of a request.
+    fn set_request_frame(&mut self, kind: u8, flags: u8, length: u32) {
         let start = self.next_frame;
         self.next_frame = start + HEAD as u64 + u64::from(length);
         // The first bit has no meaning.
         let stream = u32::from_be_bytes(self.stream) & (u32::MAX >> 1);
-        let frame = RequestFrame {
+        self.request_frame = Some(RequestFrame {
+            kind: match kind {
+                HEADERS => RequestFrameKind::Fields,
+                CONTINUATION => RequestFrameKind::MoreFields,
+                DATA => RequestFrameKind::Piece {
+                    is_padded: flags & PADDED != 0,
+                },
+                RST_STREAM => RequestFrameKind::Reset,
+                _ => RequestFrameKind::Other,
+            },
             stream,
             start,
             end: self.next_frame,
             is_last: flags & END_STREAM != 0,
-        };
-        match kind {
-            HEADERS => self.bodies.note_head(frame),
-            DATA => self.bodies.note_piece(frame, flags & PADDED != 0),
-            RST_STREAM => self.bodies.note_reset(stream),
-            _ => {}
-        }
+        });
     }
 
     /// Begins what is left of a frame with a header block.

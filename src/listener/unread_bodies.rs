@@ -1,163 +1,120 @@
 //! The request bodies of a connection that are not read to their ends, and what they may keep.
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::activity::Activity;
-use crate::body::BodyReader;
+use super::limits::STREAM_WINDOW;
+use super::request_frames::KeptBytes;
 
 /// The bodies of one connection over HTTP/2.
 #[derive(Debug, Default)]
 pub(super) struct UnreadBodies(Mutex<OpenBodies>);
 
 #[derive(Debug, Default)]
-struct OpenBodies {
-    /// Bytes that all pieces so far may have kept, if none of them was read.
-    kept: u64,
-    /// The same when all that had come of a body was read, by the number of the body.
-    read: BTreeMap<u64, u64>,
+pub(super) struct OpenBodies {
+    kept: KeptBytes,
+    /// The turn of the connection's task in which this was noted, and what was kept before it.
+    turn: (u64, KeptBytes),
+    /// The bodies by their numbers.
+    open: BTreeMap<u64, ReadMarks>,
     /// The number of the next body.
     next: u64,
 }
 
-/// A request body that may have pieces which nobody has read.
-pub(super) struct OpenBody {
-    activity: Arc<Activity>,
-    number: u64,
+/// What is known about the pieces of a body that were read.
+#[derive(Debug)]
+struct ReadMarks {
+    /// All that had come of the body when so much was kept was read since.
+    read: KeptBytes,
+    /// What was kept at a later time.
+    next: KeptBytes,
+    /// Bytes of the body that were read since then. Once they are more than its client may send ahead, all
+    /// that had come then was read.
+    since_next: u64,
 }
 
 impl UnreadBodies {
-    /// Notes the bytes that all pieces so far may have kept. Passes on how many of them are kept.
-    pub(super) fn set_kept(&self, kept: u64, count: impl FnOnce(usize)) {
+    /// Notes the bytes that all pieces so far may have kept, in a turn of the connection's task. Passes on how
+    /// many of them are kept.
+    pub(super) fn set_kept(&self, kept: KeptBytes, turn: u64, count: impl FnOnce(usize)) {
         let mut bodies = self.0.lock();
+        if turn != bodies.turn.0 {
+            bodies.turn = (turn, bodies.kept);
+        }
         if kept != bodies.kept {
             bodies.kept = kept;
             count(bodies.unread());
         }
     }
 
-    fn begin(&self) -> u64 {
-        let mut bodies = self.0.lock();
-        let (number, kept) = (bodies.next, bodies.kept);
-        bodies.next += 1;
-        bodies.read.insert(number, kept);
-        number
-    }
-
-    fn change(&self, change: impl FnOnce(&mut OpenBodies), count: impl FnOnce(usize)) {
+    /// Changes the bodies. Passes on how many bytes are kept if these are others than before.
+    pub(super) fn change<T>(
+        &self,
+        change: impl FnOnce(&mut OpenBodies) -> T,
+        count: impl FnOnce(usize),
+    ) -> T {
         let mut bodies = self.0.lock();
         let before = bodies.unread();
-        change(&mut bodies);
+        let changed = change(&mut bodies);
         let now = bodies.unread();
         if now != before {
             count(now);
         }
+        changed
     }
 }
 
 impl OpenBodies {
-    /// Returns the bytes that are kept: all since a body was read last.
+    /// Begins a body, and returns its number. Its first pieces may have come in the same turn of the
+    /// connection's task.
+    pub(super) fn begin(&mut self, turn: u64) -> u64 {
+        let before = if turn == self.turn.0 {
+            self.turn.1
+        } else {
+            self.kept
+        };
+        let number = self.next;
+        self.next += 1;
+        self.open.insert(number, ReadMarks::at(before));
+        number
+    }
+
+    /// Returns the bytes that are kept: all since the body that was read least had nothing unread.
     fn unread(&self) -> usize {
-        let first = self.read.values().min();
-        let unread = first.map_or(0, |first| self.kept - first);
-        usize::try_from(unread).unwrap_or(usize::MAX)
+        let first = self.open.values().map(|marks| marks.read).min();
+        first.map_or(0, |first| self.kept.since(first))
+    }
+
+    /// Notes that so many bytes more of a body were read.
+    pub(super) fn has_read(&mut self, number: u64, bytes: u64) {
+        let kept = self.kept;
+        if let Some(marks) = self.open.get_mut(&number) {
+            marks.since_next += bytes;
+            if marks.since_next > u64::from(STREAM_WINDOW) {
+                (marks.read, marks.next, marks.since_next) = (marks.next, kept, 0);
+            }
+        }
+    }
+
+    /// Notes that all that has come of a body was read.
+    pub(super) fn has_read_all(&mut self, number: u64) {
+        let marks = ReadMarks::at(self.kept);
+        self.open.insert(number, marks);
+    }
+
+    /// Notes that nothing is unread of a body any more.
+    pub(super) fn end(&mut self, number: u64) {
+        self.open.remove(&number);
     }
 }
 
-impl OpenBody {
-    /// Begins a body of which nothing was read.
-    pub(super) fn new(activity: &Arc<Activity>) -> Self {
+impl ReadMarks {
+    /// Returns the marks of a body of which nothing is unread.
+    fn at(kept: KeptBytes) -> Self {
         Self {
-            activity: Arc::clone(activity),
-            number: activity.unread_bodies().begin(),
+            read: kept,
+            next: kept,
+            since_next: 0,
         }
-    }
-
-    fn change(&self, change: impl FnOnce(&mut OpenBodies)) {
-        let bodies = self.activity.unread_bodies();
-        bodies.change(change, |unread| self.activity.note_unread(unread));
-    }
-}
-
-impl BodyReader for OpenBody {
-    fn has_read_all(&self) {
-        self.change(|bodies| {
-            bodies.read.insert(self.number, bodies.kept);
-        });
-    }
-}
-
-impl Drop for OpenBody {
-    fn drop(&mut self) {
-        self.change(|bodies| {
-            bodies.read.remove(&self.number);
-        });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::fresh_streams::FreshStreams;
-    use super::super::input_memory::InputMemory;
-    use super::super::metrics::Cut;
-    use super::*;
-    use crate::budget::MemoryBudget;
-
-    /// Returns the activity of a connection whose unread bodies may have 100,000 bytes, besides some thousands.
-    fn activity() -> Arc<Activity> {
-        let budget = MemoryBudget::new(Some(32 * 100_000));
-        Activity::new(
-            &InputMemory::within(&budget),
-            &FreshStreams::within(&budget),
-        )
-    }
-
-    #[test]
-    fn pieces_count_until_they_are_read() {
-        let activity = activity();
-        activity.note_pieces(1 << 30);
-        let [one, two] = [(); 2].map(|()| OpenBody::new(&activity));
-        for _ in 0..100 {
-            let before = activity.unread_bodies().0.lock().kept;
-            activity.note_pieces(before + 30_000);
-            one.has_read_all();
-            two.has_read_all();
-        }
-        drop(one);
-        activity.note_pieces((1 << 30) + 3_030_000);
-        drop(two);
-        activity.note_pieces(1 << 40);
-        assert_eq!(activity.condemned(), None);
-        assert!(!activity.is_leaving());
-    }
-
-    #[test]
-    fn a_connection_with_much_that_nobody_has_read_ends() {
-        let activity = activity();
-        let unread = OpenBody::new(&activity);
-        let read = OpenBody::new(&activity);
-        for bytes in 1..=4 {
-            activity.note_pieces(bytes * 10_000);
-            read.has_read_all();
-            assert_eq!(activity.condemned(), None);
-        }
-        activity.note_pieces(50_000);
-        assert_eq!(activity.condemned(), Some(Cut::UnreadBodies));
-        drop(unread);
-    }
-
-    #[test]
-    fn a_known_client_takes_another_connection_first() {
-        let activity = activity();
-        activity.set_known();
-        let _unread = OpenBody::new(&activity);
-        activity.note_pieces(60_000);
-        assert!(!activity.is_leaving());
-        activity.note_pieces(70_000);
-        assert!(activity.is_leaving());
-        assert_eq!(activity.condemned(), None);
-        activity.note_pieces(120_000);
-        assert_eq!(activity.condemned(), Some(Cut::UnreadBodies));
     }
 }

@@ -1,30 +1,65 @@
 //! The bytes between the pieces of request bodies.
 //!
 //! A piece that nobody has read yet keeps the buffer that it was read into, with all that came beside it.
-//! So a client that sends a body in small pieces, far from each other, has h2 keep much for little.
-//! What comes between a piece and the one before it of the same body may be in its buffer. The pieces
-//! themselves do not count: windows limit them, and the limits of requests count them.
+//! So a client that sends a body in small pieces, far from each other, has h2 keep much for little. All that
+//! came since the head of a request, or since the piece before, may be in the buffer of a piece.
+//!
+//! A large piece keeps little besides itself, and windows limit how much of it waits. So large pieces do not
+//! count, however fast they come.
 use std::collections::BTreeMap;
 
 use super::header_table::READ_BUFFER;
 
 /// Bytes that h2 takes for a piece, besides its buffer.
 const PIECE: u64 = 256;
-/// Bodies whose last pieces are remembered. Usual clients have fewer at a time, and servers allow no more.
+/// Bytes beside a piece that do not count, for each of its own. A whole buffer of pieces as long as usual
+/// clients send them has three others for each.
+const UNCOUNTED_BESIDE: u64 = 3;
+/// Bytes that h2 takes for a field of trailers that is coded in one byte.
+const FIELD: u64 = 128;
+/// Most bytes that it takes for the fields of trailers.
+const MAX_FIELDS: u64 = 512 << 10;
+/// Bodies whose last pieces are remembered. Usual clients have fewer at a time. A piece of a body that is
+/// forgotten counts with a whole buffer.
 const MAX_BODIES: usize = 1_000;
+
+/// The bytes that all pieces of bodies of a connection so far may have kept, if none of them was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::listener) struct KeptBytes {
+    /// Bytes of the connection that were read so far.
+    pub(in crate::listener) received: u64,
+    /// Bytes of buffers, as far as they hold other things than pieces. Some may count more than once.
+    pub(in crate::listener) in_buffers: u64,
+    /// Bytes outside of buffers.
+    pub(in crate::listener) beside: u64,
+}
+
+impl KeptBytes {
+    /// Returns the bytes that the pieces after `earlier` may have kept.
+    pub(in crate::listener) fn since(self, earlier: Self) -> usize {
+        let received = self.received - earlier.received + READ_BUFFER as u64;
+        let in_buffers = (self.in_buffers - earlier.in_buffers).min(received);
+        let bytes = in_buffers + self.beside - earlier.beside;
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+}
 
 /// Follows the pieces of the bodies of a connection.
 #[derive(Debug, Default)]
 pub(super) struct BodyGaps {
     /// The end of the last frame of each body that is not complete, by the number of its stream.
     ends: BTreeMap<u32, u64>,
-    /// Bytes that the pieces so far may have kept.
-    kept: u64,
+    /// The highest stream that had a head.
+    last_stream: u32,
+    /// `true` after fields that were not the first ones of their stream.
+    in_trailers: bool,
+    kept: KeptBytes,
 }
 
 /// A frame of a request, and its place among the bytes of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestFrame {
+    pub(super) kind: RequestFrameKind,
     pub(super) stream: u32,
     pub(super) start: u64,
     pub(super) end: u64,
@@ -32,33 +67,73 @@ pub(super) struct RequestFrame {
     pub(super) is_last: bool,
 }
 
+/// The part that a frame has in a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestFrameKind {
+    /// HEADERS, of the request or of its trailers.
+    Fields,
+    /// CONTINUATION.
+    MoreFields,
+    /// DATA.
+    Piece {
+        is_padded: bool,
+    },
+    Reset,
+    /// A frame that has no part in one.
+    Other,
+}
+
 impl BodyGaps {
     /// Returns the bytes that all pieces so far may have kept, if none of them was read.
-    pub(super) fn kept(&self) -> u64 {
+    pub(super) fn kept(&self) -> KeptBytes {
         self.kept
     }
 
-    /// Notes the head of a request, or the fields behind its body.
-    pub(super) fn note_head(&mut self, frame: RequestFrame) {
-        self.set_end(frame);
+    /// Notes a frame that is complete.
+    pub(super) fn note(&mut self, frame: RequestFrame) {
+        self.kept.received = frame.end;
+        match frame.kind {
+            RequestFrameKind::Fields => {
+                self.in_trailers = frame.stream <= self.last_stream;
+                self.last_stream = self.last_stream.max(frame.stream);
+                self.note_trailers(frame);
+                self.set_end(frame);
+            }
+            RequestFrameKind::MoreFields => self.note_trailers(frame),
+            RequestFrameKind::Piece { is_padded } => {
+                self.note_piece(frame, is_padded);
+                self.set_end(frame);
+            }
+            RequestFrameKind::Reset => {
+                self.ends.remove(&frame.stream);
+            }
+            RequestFrameKind::Other => {}
+        }
     }
 
-    /// Notes a piece of a body. A padded one counts as a whole.
-    pub(super) fn note_piece(&mut self, frame: RequestFrame, is_padded: bool) {
+    /// Notes the fields of a frame if they are trailers.
+    fn note_trailers(&mut self, frame: RequestFrame) {
+        if self.in_trailers {
+            let length = frame.end - frame.start;
+            self.kept.in_buffers += self.gap(frame);
+            self.kept.beside += PIECE + (length * FIELD).min(MAX_FIELDS);
+        }
+    }
+
+    /// Notes a piece of a body. All of a padded one may be padding.
+    fn note_piece(&mut self, frame: RequestFrame, is_padded: bool) {
+        let length = frame.end - frame.start;
+        let (own, padding) = if is_padded { (0, length) } else { (length, 0) };
+        let beside = self.gap(frame) + padding;
+        self.kept.in_buffers += beside.saturating_sub(UNCOUNTED_BESIDE * own);
+        self.kept.beside += PIECE.saturating_sub(own);
+    }
+
+    /// Returns the bytes of other frames that may be in the buffer of this one.
+    fn gap(&self, frame: RequestFrame) -> u64 {
         let before = self.ends.get(&frame.stream).copied().unwrap_or(0);
-        let gap = frame.start.saturating_sub(before).min(READ_BUFFER as u64);
-        let padding = if is_padded {
-            frame.end - frame.start
-        } else {
-            0
-        };
-        self.kept += gap + padding + PIECE;
-        self.set_end(frame);
-    }
-
-    /// Notes that no frame of a stream follows.
-    pub(super) fn note_reset(&mut self, stream: u32) {
-        self.ends.remove(&stream);
+        let room = (READ_BUFFER as u64).saturating_sub(frame.end - frame.start);
+        frame.start.saturating_sub(before).min(room)
     }
 
     fn set_end(&mut self, frame: RequestFrame) {
@@ -77,8 +152,11 @@ impl BodyGaps {
 mod tests {
     use super::*;
 
-    fn frame(stream: u32, start: u64, end: u64) -> RequestFrame {
+    const BUFFER: u64 = READ_BUFFER as u64;
+
+    fn frame(kind: RequestFrameKind, stream: u32, start: u64, end: u64) -> RequestFrame {
         RequestFrame {
+            kind,
             stream,
             start,
             end,
@@ -86,40 +164,99 @@ mod tests {
         }
     }
 
+    fn head(stream: u32, start: u64, end: u64) -> RequestFrame {
+        frame(RequestFrameKind::Fields, stream, start, end)
+    }
+
+    fn piece(stream: u32, start: u64, end: u64) -> RequestFrame {
+        let kind = RequestFrameKind::Piece { is_padded: false };
+        frame(kind, stream, start, end)
+    }
+
     #[test]
     fn what_comes_between_the_pieces_of_a_body_counts() {
         let mut gaps = BodyGaps::default();
-        gaps.note_head(frame(1, 0, 100));
-        gaps.note_piece(frame(1, 100, 16_000), false);
-        gaps.note_piece(frame(1, 16_000, 32_000), false);
-        assert_eq!(gaps.kept(), 2 * PIECE, "nothing is between them");
-        gaps.note_head(frame(3, 32_000, 40_000));
-        gaps.note_piece(frame(3, 40_000, 40_100), false);
-        assert_eq!(gaps.kept(), 3 * PIECE);
-        gaps.note_piece(frame(1, 40_100, 40_200), false);
-        assert_eq!(gaps.kept(), 4 * PIECE + 8_100, "of another body");
-        gaps.note_piece(frame(1, 10 << 20, 11 << 20), false);
-        let buffer = READ_BUFFER as u64;
-        assert_eq!(gaps.kept(), 5 * PIECE + 8_100 + buffer);
-        gaps.note_piece(frame(1, 11 << 20, (11 << 20) + 300), true);
-        assert_eq!(gaps.kept(), 6 * PIECE + 8_100 + buffer + 300);
+        let kept = |gaps: &BodyGaps| (gaps.kept().in_buffers, gaps.kept().beside);
+        gaps.note(head(1, 0, 100));
+        gaps.note(piece(1, 100, 16_000));
+        gaps.note(piece(1, 16_000, 16_010));
+        assert_eq!(kept(&gaps), (0, PIECE - 10), "nothing is between them");
+        gaps.note(head(3, 16_010, 24_010));
+        gaps.note(piece(3, 24_010, 24_110));
+        assert_eq!(kept(&gaps), (0, 2 * PIECE - 110));
+        gaps.note(piece(1, 24_110, 24_210));
+        let beside = 3 * PIECE - 210;
+        assert_eq!(kept(&gaps), (8_100 - 300, beside), "of another body");
+        gaps.note(piece(1, 10 << 20, (10 << 20) + 300));
+        assert_eq!(kept(&gaps), (7_800 + BUFFER - 1_200, beside));
+        let padded = RequestFrameKind::Piece { is_padded: true };
+        gaps.note(frame(padded, 1, (10 << 20) + 300, (10 << 20) + 600));
+        assert_eq!(kept(&gaps), (6_900 + BUFFER, beside + PIECE));
+        assert_eq!(gaps.kept().received, (10 << 20) + 600);
+    }
+
+    #[test]
+    fn long_pieces_of_many_bodies_do_not_count() {
+        let mut gaps = BodyGaps::default();
+        (0..50).for_each(|body| gaps.note(head(2 * body + 1, 0, 1)));
+        for number in 0..10_000 {
+            let stream = 2 * (number % 50) + 1;
+            let start = u64::from(number) * 16_393;
+            gaps.note(piece(stream, start, start + 16_393));
+        }
+        assert_eq!((gaps.kept().in_buffers, gaps.kept().beside), (0, 0));
+    }
+
+    #[test]
+    fn trailers_count_with_their_fields() {
+        let mut gaps = BodyGaps::default();
+        gaps.note(head(1, 0, 100));
+        gaps.note(head(3, 100, 1_000));
+        assert_eq!(gaps.kept().beside, 0);
+        gaps.note(head(1, 1_000, 1_100));
+        assert_eq!(gaps.kept().beside, PIECE + 100 * FIELD);
+        assert_eq!(gaps.kept().in_buffers, 900);
+        gaps.note(head(3, 1_100, 17_000));
+        assert_eq!(gaps.kept().beside, 2 * PIECE + 100 * FIELD + MAX_FIELDS);
+        gaps.note(frame(RequestFrameKind::MoreFields, 3, 17_000, 17_001));
+        let trailers = 3 * PIECE + 101 * FIELD + MAX_FIELDS;
+        assert_eq!(gaps.kept().beside, trailers);
+        gaps.note(head(5, 17_001, 18_000));
+        gaps.note(frame(RequestFrameKind::MoreFields, 5, 18_000, 19_000));
+        assert_eq!(gaps.kept().beside, trailers, "of a head");
+    }
+
+    #[test]
+    fn buffers_keep_no_more_than_was_received() {
+        let earlier = KeptBytes {
+            received: 1_000,
+            in_buffers: 1 << 30,
+            beside: 300,
+        };
+        let kept = KeptBytes {
+            received: 3_000,
+            in_buffers: 1 << 31,
+            beside: 800,
+        };
+        assert_eq!(kept.since(earlier), READ_BUFFER + 2_500);
+        assert_eq!(kept.since(kept), 0);
     }
 
     #[test]
     fn few_bodies_are_remembered() {
         let mut gaps = BodyGaps::default();
-        for stream in 0..10_000 {
-            gaps.note_head(frame(stream, 0, 100));
+        for stream in 1..=10_000 {
+            gaps.note(head(stream, 0, 100));
         }
         assert_eq!(gaps.ends.len(), MAX_BODIES);
-        gaps.note_piece(frame(1, 5_000, 5_001), false);
-        assert_eq!(gaps.kept(), 5_000 + PIECE, "all that came counts");
-        gaps.note_reset(9_999);
+        gaps.note(piece(1, 5_000, 5_001));
+        assert_eq!(gaps.kept().in_buffers, 5_000 - 3, "all that came counts");
+        gaps.note(frame(RequestFrameKind::Reset, 10_000, 5_001, 5_014));
         let last = RequestFrame {
             is_last: true,
-            ..frame(9_998, 6_000, 6_009)
+            ..piece(9_999, 6_000, 6_009)
         };
-        gaps.note_head(last);
+        gaps.note(last);
         assert_eq!(gaps.ends.len(), MAX_BODIES - 2);
     }
 }
