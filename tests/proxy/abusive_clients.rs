@@ -14,7 +14,7 @@ use tokio::process::Command;
 use tokio::task::JoinHandle;
 use watershed_lab::sim::{Options, Population, SimulatedServer};
 
-use crate::support::client::{BOTH, Endpoint, Protocol, Raw, nothing, within};
+use crate::support::client::{BOTH, Endpoint, Protocol, Raw, nothing, whole, within};
 use crate::support::frames::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, PING, RST_STREAM,
     SETTINGS, WINDOW_UPDATE, block, frame, get, length, long_head,
@@ -475,6 +475,32 @@ async fn unread_bodies_in_small_pieces_end_the_connection() {
         }
     }
     drop(frames);
+    scene.end().await;
+}
+
+/// Their pieces come between each other's, and they seldom wait for the client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_bodies_at_once_that_upstream_reads_are_whatever_their_client_likes() {
+    const ROUNDS: usize = 5;
+    let scene = Scene::start(small(), &["--memory-limit", "64Mi"]).await;
+    let connection = scene.proxied().connect(Protocol::Http2).await.unwrap();
+    let value = "a".repeat(2 * MIB as usize);
+    for round in 0..ROUNDS {
+        let create = async |number: usize| {
+            let name = format!("long-{round}-{number}");
+            let object =
+                format!(r#"{{"metadata":{{"name":"{name}"}},"data":{{"key":"{value}"}}}}"#);
+            let path = "/api/v1/namespaces/team-00/configmaps";
+            let request = Request::post(path).body(whole(object)).unwrap();
+            let answer = within("an answer", connection.read(request)).await.unwrap();
+            assert_eq!(answer.status, StatusCode::CREATED);
+        };
+        join_all((0..4).map(create)).await;
+    }
+    assert!(!connection.is_closed());
+    let cut = scene.cut("unread-bodies").await;
+    assert!(cut < 1.0, "{cut} were cut");
+    drop(connection);
     scene.end().await;
 }
 
