@@ -10,6 +10,7 @@ use super::request_frames::KeptBytes;
 #[derive(Debug, Default)]
 pub(super) struct UnreadBodies(Mutex<OpenBodies>);
 
+/// The bodies that may have unread pieces, and how far each was read.
 #[derive(Debug, Default)]
 pub(super) struct OpenBodies {
     kept: KeptBytes,
@@ -21,12 +22,12 @@ pub(super) struct OpenBodies {
     next: u64,
 }
 
-/// What is known about the pieces of a body that were read.
+/// Marks how far a body was read, among the bytes that all pieces may have kept.
 #[derive(Debug)]
 struct ReadMarks {
     /// All that had come of the body when so much was kept was read since.
     read: KeptBytes,
-    /// What was kept at a later time.
+    /// A later mark, up to which all may not have been read yet.
     next: KeptBytes,
     /// Bytes of the body that were read since then. Once they are more than its client may send ahead, all
     /// that had come then was read.
