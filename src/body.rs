@@ -1,4 +1,5 @@
 //! The body type of every answer and every upstream request.
+mod noted_reads;
 mod unread;
 
 use std::pin::{Pin, pin};
@@ -13,6 +14,8 @@ use http_body_util::{BodyExt, Empty, Full, Limited, StreamBody};
 use hyper::body::Incoming;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use noted_reads::NotedReads;
+pub use noted_reads::{BodyReader, RequestBodyReader};
 pub use unread::{MAX_UNREAD, discard_of};
 
 /// Most bytes that are reserved for a body before they are here.
@@ -66,20 +69,6 @@ pub trait BodyMeter: Send + Sync {
 /// The meter of an answer, in its extensions.
 #[derive(Clone)]
 pub struct AnswerMeter(pub Arc<dyn BodyMeter>);
-
-/// Learns how far the body of a request was read. It is dropped once the body is read to its end, or by
-/// nobody any more.
-pub trait BodyReader: Send + Sync {
-    /// Notes that so many bytes more were read.
-    fn has_read(&self, bytes: usize);
-
-    /// Notes that all that has come was read.
-    fn has_read_all(&self);
-}
-
-/// The reader of a request's body, in its extensions.
-#[derive(Clone)]
-pub struct RequestBodyReader(pub Arc<dyn BodyReader>);
 
 /// Returns a body of these bytes.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
@@ -151,6 +140,7 @@ pub fn holding_until_end<T: Send + Unpin + 'static>(body: Body, value: T) -> Bod
 /// its extensions.
 pub fn from_client(mut request: Request<Incoming>) -> Request<Body> {
     let reader = request.extensions_mut().remove::<RequestBodyReader>();
+    let reader = reader.map(|RequestBodyReader(reader)| NotedReads::of(reader));
     if http_body::Body::is_end_stream(request.body()) {
         return request.map(|_| empty());
     }
@@ -213,7 +203,7 @@ struct ClientBody {
     is_withheld: bool,
     end: BodyEnd,
     /// `None` after the end, and over HTTP/1.
-    reader: Option<RequestBodyReader>,
+    reader: Option<NotedReads>,
 }
 
 impl http_body::Body for ClientBody {
@@ -225,16 +215,15 @@ impl http_body::Body for ClientBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         self.is_withheld = false;
-        let framed = self.framed;
-        let Some(inner) = &mut self.inner else {
+        let this = &mut *self;
+        let framed = this.framed;
+        let Some(inner) = &mut this.inner else {
             return Poll::Ready(None);
         };
-        let Poll::Ready(frame) = Pin::new(&mut *inner).poll_frame(cx) else {
-            if let Some(reader) = &self.reader {
-                reader.0.has_read_all();
-            }
-            return Poll::Pending;
-        };
+        let frame = ready!(match &this.reader {
+            Some(reader) => reader.poll_frame(inner, cx),
+            None => Pin::new(&mut *inner).poll_frame(cx),
+        });
         let frame = match frame {
             Some(frame) => Some(frame.map_err(BoxError::from)),
             None if framed && !inner.is_end_stream() => Some(Err(RequestCut.into())),
@@ -242,9 +231,6 @@ impl http_body::Body for ClientBody {
         };
         let end = match frame {
             Some(Ok(frame)) if !inner.is_end_stream() => {
-                if let Some(reader) = &self.reader {
-                    reader.0.has_read(frame.data_ref().map_or(0, Bytes::len));
-                }
                 return Poll::Ready(Some(Ok(frame)));
             }
             Some(Err(_)) => ReachedEnd::Broken,

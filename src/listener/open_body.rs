@@ -14,9 +14,8 @@ pub(super) struct OpenBody {
 impl OpenBody {
     /// Begins a body of which nothing was read.
     pub(super) fn new(activity: &Arc<Activity>) -> Self {
-        let begin = |bodies: &mut OpenBodies| bodies.begin(activity.turn());
         Self {
-            number: change(activity, begin),
+            number: change(activity, OpenBodies::begin),
             activity: Arc::clone(activity),
         }
     }
@@ -29,8 +28,16 @@ impl BodyReader for OpenBody {
         });
     }
 
+    fn begins_reading(&self) {
+        change(&self.activity, |bodies| bodies.begins_reading(self.number));
+    }
+
     fn has_read_all(&self) {
         change(&self.activity, |bodies| bodies.has_read_all(self.number));
+    }
+
+    fn has_more(&self) {
+        change(&self.activity, |bodies| bodies.has_more(self.number));
     }
 }
 
@@ -75,18 +82,27 @@ mod tests {
         activity.begin_turn();
     }
 
+    /// Reads all that has come of a body.
+    fn read_all(body: &OpenBody) {
+        body.begins_reading();
+        body.has_read_all();
+    }
+
     #[test]
     fn pieces_count_until_they_are_read() {
         let activity = activity();
-        note(&activity, 1 << 30);
+        (0..2).for_each(|_| note(&activity, 1 << 30));
         let [one, two] = [(); 2].map(|()| OpenBody::new(&activity));
         for number in 1..=100 {
             note(&activity, (1 << 30) + number * 30_000);
-            one.has_read_all();
-            two.has_read_all();
+            for body in [&one, &two] {
+                body.has_more();
+                read_all(body);
+            }
         }
         drop(one);
         note(&activity, (1 << 30) + 3_030_000);
+        two.has_more();
         drop(two);
         note(&activity, 1 << 40);
         assert_eq!(activity.condemned(), None);
@@ -100,7 +116,7 @@ mod tests {
         let read = OpenBody::new(&activity);
         for bytes in 1..=4 {
             note(&activity, bytes * 10_000);
-            read.has_read_all();
+            read_all(&read);
             assert_eq!(activity.condemned(), None);
         }
         note(&activity, 50_000);
@@ -121,6 +137,32 @@ mod tests {
         note(&activity, 10_010_000);
         body.has_read(window);
         note(&activity, 10_025_000);
+        assert_eq!(activity.condemned(), Some(Cut::UnreadBodies));
+    }
+
+    #[test]
+    fn a_body_of_which_nothing_comes_does_not_count_with_the_pieces_of_others() {
+        let activity = activity();
+        let body = OpenBody::new(&activity);
+        read_all(&body);
+        note(&activity, 1 << 30);
+        note(&activity, (1 << 30) + 20_000);
+        body.has_more();
+        note(&activity, (1 << 30) + 40_000);
+        assert_eq!(activity.condemned(), None);
+        note(&activity, (1 << 30) + 50_000);
+        assert_eq!(activity.condemned(), Some(Cut::UnreadBodies));
+    }
+
+    #[test]
+    fn a_piece_that_comes_while_nothing_is_found_counts() {
+        let activity = activity();
+        let body = OpenBody::new(&activity);
+        body.begins_reading();
+        note(&activity, 30_000);
+        body.has_more();
+        body.has_read_all();
+        note(&activity, 50_000);
         assert_eq!(activity.condemned(), Some(Cut::UnreadBodies));
     }
 

@@ -17,9 +17,21 @@ pub(super) struct OpenBodies {
     /// The turn of the connection's task in which this was noted, and what was kept before it.
     turn: (u64, KeptBytes),
     /// The bodies by their numbers.
-    open: BTreeMap<u64, ReadMarks>,
+    open: BTreeMap<u64, BodyState>,
     /// The number of the next body.
     next: u64,
+}
+
+/// The state of a body.
+#[derive(Debug)]
+enum BodyState {
+    /// All that has come was read.
+    Read,
+    MayHaveUnread {
+        marks: ReadMarks,
+        /// Something came since somebody looked for it.
+        has_more: bool,
+    },
 }
 
 /// Marks how far a body was read, among the bytes that all pieces may have kept.
@@ -68,28 +80,34 @@ impl UnreadBodies {
 impl OpenBodies {
     /// Begins a body, and returns its number. Its first pieces may have come in the same turn of the
     /// connection's task.
-    pub(super) fn begin(&mut self, turn: u64) -> u64 {
-        let before = if turn == self.turn.0 {
-            self.turn.1
-        } else {
-            self.kept
-        };
+    pub(super) fn begin(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.open.insert(number, ReadMarks::at(before));
+        self.open.insert(number, self.unread_of_turn());
         number
+    }
+
+    /// Returns the state of a body of which something came in the last turn in which anything did.
+    fn unread_of_turn(&self) -> BodyState {
+        BodyState::MayHaveUnread {
+            marks: ReadMarks::at(self.turn.1),
+            has_more: true,
+        }
     }
 
     /// Returns the bytes that are kept: all since the body that was read least had nothing unread.
     fn unread(&self) -> usize {
-        let first = self.open.values().map(|marks| marks.read).min();
-        first.map_or(0, |first| self.kept.since(first))
+        let marks = self.open.values().filter_map(|state| match state {
+            BodyState::Read => None,
+            BodyState::MayHaveUnread { marks, .. } => Some(marks.read),
+        });
+        marks.min().map_or(0, |first| self.kept.since(first))
     }
 
     /// Notes that so many bytes more of a body were read.
     pub(super) fn has_read(&mut self, number: u64, bytes: u64) {
         let kept = self.kept;
-        if let Some(marks) = self.open.get_mut(&number) {
+        if let Some(BodyState::MayHaveUnread { marks, .. }) = self.open.get_mut(&number) {
             marks.since_next += bytes;
             if marks.since_next > u64::from(STREAM_WINDOW) {
                 (marks.read, marks.next, marks.since_next) = (marks.next, kept, 0);
@@ -97,10 +115,30 @@ impl OpenBodies {
         }
     }
 
-    /// Notes that all that has come of a body was read.
+    /// Notes that somebody begins to look for more of a body.
+    pub(super) fn begins_reading(&mut self, number: u64) {
+        if let Some(BodyState::MayHaveUnread { has_more, .. }) = self.open.get_mut(&number) {
+            *has_more = false;
+        }
+    }
+
+    /// Notes that nothing of a body was found, as all was read that had come.
     pub(super) fn has_read_all(&mut self, number: u64) {
-        let marks = ReadMarks::at(self.kept);
-        self.open.insert(number, marks);
+        if let Some(state) = self.open.get_mut(&number)
+            && matches!(state, BodyState::MayHaveUnread { has_more, .. } if !*has_more)
+        {
+            *state = BodyState::Read;
+        }
+    }
+
+    /// Notes that something of a body has come.
+    pub(super) fn has_more(&mut self, number: u64) {
+        let unread = self.unread_of_turn();
+        match self.open.get_mut(&number) {
+            Some(BodyState::MayHaveUnread { has_more, .. }) => *has_more = true,
+            Some(state) => *state = unread,
+            None => {}
+        }
     }
 
     /// Notes that nothing is unread of a body any more.

@@ -2,10 +2,11 @@
 //!
 //! A piece that nobody has read yet keeps the buffer that it was read into, with all that came beside it.
 //! So a client that sends a body in small pieces, far from each other, has h2 keep much for little. All that
-//! came since the head of a request, or since the piece before, may be in the buffer of a piece.
+//! came since the piece before may be in the buffer of a piece; for the first one of a body, since that of any
+//! body, besides its own head.
 //!
-//! A large piece keeps little besides itself, and windows limit how much of it waits. So large pieces do not
-//! count, however fast they come.
+//! A large piece keeps little besides itself, and windows limit how much of it waits. So the largest ones do not
+//! count, however many bodies come at once.
 use std::collections::BTreeMap;
 
 use super::header_table::READ_BUFFER;
@@ -15,6 +16,8 @@ const PIECE: u64 = 256;
 /// Bytes beside a piece that do not count, for each of its own. A whole buffer of pieces as long as usual
 /// clients send them has three others for each.
 const UNCOUNTED_BESIDE: u64 = 3;
+/// Most bytes of padding, with its length.
+const MAX_PADDING: u64 = 256;
 /// Bytes that h2 takes for a field of trailers that is coded in one byte.
 const FIELD: u64 = 128;
 /// Most bytes that it takes for the fields of trailers.
@@ -47,13 +50,23 @@ impl KeptBytes {
 /// Follows the pieces of the bodies of a connection.
 #[derive(Debug, Default)]
 pub(super) struct BodyGaps {
-    /// The end of the last frame of each body that is not complete, by the number of its stream.
-    ends: BTreeMap<u32, u64>,
+    /// The last frame of each body that is not complete, by the number of its stream.
+    last: BTreeMap<u32, LastFrame>,
+    /// The end of the last piece of any body.
+    last_piece: u64,
     /// The highest stream that had a head.
     last_stream: u32,
     /// `true` after fields that were not the first ones of their stream.
     in_trailers: bool,
     kept: KeptBytes,
+}
+
+/// The last frame of a request, and the place at which it ended.
+#[derive(Clone, Copy, Debug)]
+struct LastFrame {
+    end: u64,
+    /// The bytes of the head, if no piece came yet.
+    head: Option<u64>,
 }
 
 /// A frame of a request, and its place among the bytes of a connection.
@@ -97,15 +110,17 @@ impl BodyGaps {
                 self.in_trailers = frame.stream <= self.last_stream;
                 self.last_stream = self.last_stream.max(frame.stream);
                 self.note_trailers(frame);
-                self.set_end(frame);
+                let head = (!self.in_trailers).then_some(frame.end - frame.start);
+                self.set_last(frame, head);
             }
             RequestFrameKind::MoreFields => self.note_trailers(frame),
             RequestFrameKind::Piece { is_padded } => {
                 self.note_piece(frame, is_padded);
-                self.set_end(frame);
+                self.last_piece = frame.end;
+                self.set_last(frame, None);
             }
             RequestFrameKind::Reset => {
-                self.ends.remove(&frame.stream);
+                self.last.remove(&frame.stream);
             }
             RequestFrameKind::Other => {}
         }
@@ -120,10 +135,15 @@ impl BodyGaps {
         }
     }
 
-    /// Notes a piece of a body. All of a padded one may be padding.
+    /// Notes a piece of a body.
     fn note_piece(&mut self, frame: RequestFrame, is_padded: bool) {
         let length = frame.end - frame.start;
-        let (own, padding) = if is_padded { (0, length) } else { (length, 0) };
+        let padding = if is_padded {
+            length.min(MAX_PADDING)
+        } else {
+            0
+        };
+        let own = length - padding;
         let beside = self.gap(frame) + padding;
         self.kept.in_buffers += beside.saturating_sub(UNCOUNTED_BESIDE * own);
         self.kept.beside += PIECE.saturating_sub(own);
@@ -131,19 +151,26 @@ impl BodyGaps {
 
     /// Returns the bytes of other frames that may be in the buffer of this one.
     fn gap(&self, frame: RequestFrame) -> u64 {
-        let before = self.ends.get(&frame.stream).copied().unwrap_or(0);
         let room = (READ_BUFFER as u64).saturating_sub(frame.end - frame.start);
-        frame.start.saturating_sub(before).min(room)
+        let Some(last) = self.last.get(&frame.stream) else {
+            return frame.start.min(room);
+        };
+        let mut gap = frame.start.saturating_sub(last.end);
+        if let Some(head) = last.head {
+            gap = gap.max(frame.start.saturating_sub(self.last_piece + head));
+        }
+        gap.min(room)
     }
 
-    fn set_end(&mut self, frame: RequestFrame) {
+    fn set_last(&mut self, frame: RequestFrame, head: Option<u64>) {
         if frame.is_last {
-            self.ends.remove(&frame.stream);
+            self.last.remove(&frame.stream);
             return;
         }
-        self.ends.insert(frame.stream, frame.end);
-        if self.ends.len() > MAX_BODIES {
-            self.ends.pop_first();
+        let end = frame.end;
+        self.last.insert(frame.stream, LastFrame { end, head });
+        if self.last.len() > MAX_BODIES {
+            self.last.pop_first();
         }
     }
 }
@@ -191,8 +218,29 @@ mod tests {
         assert_eq!(kept(&gaps), (7_800 + BUFFER - 1_200, beside));
         let padded = RequestFrameKind::Piece { is_padded: true };
         gaps.note(frame(padded, 1, (10 << 20) + 300, (10 << 20) + 600));
-        assert_eq!(kept(&gaps), (6_900 + BUFFER, beside + PIECE));
+        let padding = MAX_PADDING - 3 * (300 - MAX_PADDING);
+        let in_buffers = 6_600 + BUFFER + padding;
+        assert_eq!(kept(&gaps), (in_buffers, beside + PIECE - 44));
         assert_eq!(gaps.kept().received, (10 << 20) + 600);
+    }
+
+    #[test]
+    fn what_comes_before_the_heads_of_bodies_counts() {
+        let mut gaps = BodyGaps::default();
+        for number in 0..100 {
+            let start = u64::from(number) * 50_000;
+            gaps.note(frame(RequestFrameKind::Other, 0, start, start + 49_890));
+            gaps.note(head(2 * number + 1, start + 49_890, start + 49_990));
+            gaps.note(piece(2 * number + 1, start + 49_990, start + 50_000));
+        }
+        assert_eq!(gaps.kept().in_buffers, 100 * (49_890 - 3 * 10));
+        let before = gaps.kept().in_buffers;
+        for number in 100..200 {
+            let start = u64::from(number) * 50_000;
+            gaps.note(head(2 * number + 1, start, start + 49_990));
+            gaps.note(piece(2 * number + 1, start + 49_990, start + 50_000));
+        }
+        assert_eq!(gaps.kept().in_buffers, before, "these are heads alone");
     }
 
     #[test]
@@ -248,7 +296,7 @@ mod tests {
         for stream in 1..=10_000 {
             gaps.note(head(stream, 0, 100));
         }
-        assert_eq!(gaps.ends.len(), MAX_BODIES);
+        assert_eq!(gaps.last.len(), MAX_BODIES);
         gaps.note(piece(1, 5_000, 5_001));
         assert_eq!(gaps.kept().in_buffers, 5_000 - 3, "all that came counts");
         gaps.note(frame(RequestFrameKind::Reset, 10_000, 5_001, 5_014));
@@ -257,6 +305,6 @@ mod tests {
             ..piece(9_999, 6_000, 6_009)
         };
         gaps.note(last);
-        assert_eq!(gaps.ends.len(), MAX_BODIES - 2);
+        assert_eq!(gaps.last.len(), MAX_BODIES - 2);
     }
 }
