@@ -230,9 +230,7 @@ impl http_body::Body for ClientBody {
             None => None,
         };
         let end = match frame {
-            Some(Ok(frame)) if !inner.is_end_stream() => {
-                return Poll::Ready(Some(Ok(frame)));
-            }
+            Some(Ok(_)) if !inner.is_end_stream() => return Poll::Ready(frame),
             Some(Err(_)) => ReachedEnd::Broken,
             Some(Ok(_)) | None => ReachedEnd::Whole,
         };

@@ -3,8 +3,8 @@
 //! pieces of bodies.
 //!
 //! A head usually comes at once, little of it is kept, and bodies come in large pieces or with little
-//! between small ones. So all of this takes next to nothing, unless many clients hold back the ends of heads, or send
-//! what has much kept. Then such connections end.
+//! between small ones. So all of this takes next to nothing, unless many clients hold back the ends of
+//! heads, or send what has much kept. Then such connections end.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -29,7 +29,7 @@ impl BodyReader for OpenBody {
     }
 
     fn begins_reading(&self) {
-        change(&self.activity, |bodies| bodies.begins_reading(self.number));
+        self.activity.unread_bodies().begins_reading(self.number);
     }
 
     fn has_read_all(&self) {

@@ -60,6 +60,14 @@ impl UnreadBodies {
         }
     }
 
+    /// Notes that somebody begins to look for more of a body. What is kept stays the same.
+    pub(super) fn begins_reading(&self, number: u64) {
+        let mut bodies = self.0.lock();
+        if let Some(BodyState::MayHaveUnread { has_more, .. }) = bodies.open.get_mut(&number) {
+            *has_more = false;
+        }
+    }
+
     /// Changes the bodies. Passes on how many bytes are kept if these are others than before.
     pub(super) fn change<T>(
         &self,
@@ -112,13 +120,6 @@ impl OpenBodies {
             if marks.since_next > u64::from(STREAM_WINDOW) {
                 (marks.read, marks.next, marks.since_next) = (marks.next, kept, 0);
             }
-        }
-    }
-
-    /// Notes that somebody begins to look for more of a body.
-    pub(super) fn begins_reading(&mut self, number: u64) {
-        if let Some(BodyState::MayHaveUnread { has_more, .. }) = self.open.get_mut(&number) {
-            *has_more = false;
         }
     }
 
